@@ -1,0 +1,37 @@
+# The front door: `make quickstart` and `make test` do all their own set-up, at once the second time.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.installed
+
+.PHONY: quickstart test lint format clean
+
+quickstart: $(READY)
+	@$(RUN) -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
+	@$(RUN) -m block_recurrent.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
+	@$(RUN) -m block_recurrent.evaluate runs/quickstart --split=test
+	@$(RUN) -m block_recurrent.generate runs/quickstart --prompt='def ' --tokens=400 --temperature=0.7
+	@$(RUN) -m block_recurrent.report runs/quickstart
+
+test: lint
+	$(RUN) -m pytest
+
+lint: $(READY)
+	@$(VENV)/bin/ruff format --check --quiet . || { echo 'run "make format" to lay the code out'; exit 1; }
+	@$(VENV)/bin/ruff check --quiet .
+
+format: $(READY)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+# The marker is written last, so an interrupted install is done again.
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11'; exit 1; }
+	@echo 'Setting up $(VENV) (about two minutes and 3 GB, once) ...'
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -e .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

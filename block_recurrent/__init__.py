@@ -1,0 +1,1 @@
+"""Recurrent transformers for very long documents, in JAX and Flax."""

@@ -1,0 +1,111 @@
+"""Sliding-window attention in tiles: every query sees exactly the `window` keys strictly before it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from block_recurrent.layers.relative_bias import window_bias
+
+
+def attend(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    bias: jax.Array,
+    same_document: jax.Array | None = None,
+    keep: jax.Array | None = None,
+) -> jax.Array:
+    """Softmax attention of tiles [b t q h k] over keys and values [b t j h k], in float32.
+
+    Keys and values outside a query's document (`same_document` [b t q j] false) count as zeros, which still take
+    their share of the softmax by their position's bias. `keep` is a dropout mask, broadcast to [b t h q j].
+    """
+    logits = jnp.einsum("btqhk,btjhk->bthqj", queries, keys, preferred_element_type=jnp.float32)
+    if same_document is not None:
+        same_document = same_document[:, :, None]  # [b t 1 q j]
+        logits = jnp.where(same_document, logits, 0.0)
+    weights = jax.nn.softmax(logits + bias, axis=-1)
+    if same_document is not None:
+        weights = jnp.where(same_document, weights, 0.0)
+    if keep is not None:
+        weights = weights * keep
+    return jnp.einsum("bthqj,btjhk->btqhk", weights.astype(values.dtype), values)
+
+
+def overlapping(x: jax.Array, tile: int, window: int) -> jax.Array:
+    """The keys of each tile: [b w+n ...] to [b t j ...], tile t reading window + tile entries from t * tile on."""
+    b, length = x.shape[:2]
+    pieces = x.reshape(b, length // tile, tile, *x.shape[2:])
+    reach = window // tile
+    tiles = length // tile - reach
+    return jnp.concatenate([pieces[:, i : i + tiles] for i in range(reach + 1)], axis=2)
+
+
+def sliding_window_attention(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    cached_keys: jax.Array,
+    cached_values: jax.Array,
+    start: jax.Array,
+    scale: jax.Array,
+    bias_table: jax.Array,
+    query_tile: int,
+    keep: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Attends over a segment and the cache: outputs [b n h k], and the next cache, keys and values [b w h k].
+
+    queries, keys, values [b n h k], keys and queries normalised; cached_keys, cached_values [b w h k]; start [b n];
+    scale [h]; bias_table [h 32]. Before the first token of a document lie zero keys and values, not masked. A length that is a
+    multiple of the window takes starts on its multiples and tiles of `query_tile` queries, which divides the window.
+    """
+    b, n = queries.shape[:2]
+    window = cached_keys.shape[1]
+    queries = (queries * jnp.abs(scale)[:, None]).astype(queries.dtype)
+    all_keys = jnp.concatenate([cached_keys.astype(keys.dtype), keys], axis=1)  # [b w+n h k]
+    all_values = jnp.concatenate([cached_values.astype(values.dtype), values], axis=1)
+    whole_blocks = n % window == 0
+    tile = query_tile if whole_blocks else min(n, window)
+    bias = window_bias(bias_table, jnp.abs(scale), window, tile)  # [h q j]
+
+    if whole_blocks:
+        blocks, per_block = n // window, window // tile
+        # At a document start, what a tile reads of the block before it becomes zeros.
+        own_block = np.arange(window + tile) >= window - tile * np.arange(per_block)[:, None]  # [window/tile, j]
+        begins = start.reshape(b, blocks, window)[:, :, 0]
+        visible = (own_block | ~begins[:, :, None, None]).reshape(b, n // tile, window + tile)
+        zeroed = visible[:, :, :, None, None].astype(keys.dtype)
+        key_tiles = overlapping(all_keys, tile, window) * zeroed
+        value_tiles = overlapping(all_values, tile, window) * zeroed
+        same_document = None
+    else:
+        documents = jnp.pad(jnp.cumsum(start, axis=1, dtype=jnp.int32), ((0, 0), (window, 0)))  # [b w+n]
+        if n > window:
+            pad = -n % window
+            queries = jnp.pad(queries, ((0, 0), (0, pad), (0, 0), (0, 0)))
+            key_tiles, value_tiles, key_documents = (
+                overlapping(jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)), tile, window)
+                for x in (all_keys, all_values, documents)
+            )
+        else:
+            key_tiles, value_tiles, key_documents = all_keys[:, None], all_values[:, None], documents[:, None]
+        same_document = key_documents[:, :, window:, None] == key_documents[:, :, None, :]  # [b t q j]
+
+    query_tiles = queries.reshape(b, -1, tile, *queries.shape[2:])
+    if keep is not None:
+        keep = keep[:, :tile, : window + tile]
+    outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep)
+    outputs = outputs.reshape(b, -1, *queries.shape[2:])[:, :n]
+
+    last = start_of_last_document(start)[:, None] - n + window  # position in the cache to come, may be negative
+    inside = jnp.arange(window)[None] >= last
+    next_keys, next_values = (
+        jnp.where(inside[:, :, None, None], x[:, n:], 0.0).astype(cached_keys.dtype) for x in (all_keys, all_values)
+    )
+    return outputs, next_keys, next_values
+
+
+def start_of_last_document(start: jax.Array) -> jax.Array:
+    """Position [b] of each row's last document start in a segment; where there is none, far below 0."""
+    n = start.shape[1]
+    return jnp.max(jnp.where(start, jnp.arange(n), -(1 << 30)), axis=1)

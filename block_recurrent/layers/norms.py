@@ -1,0 +1,18 @@
+"""Normalisations: statistics in float32 whatever the compute type."""
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+    """Root-mean-square norm over the last axis: no mean subtracted, no bias."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    return (wide * scale).astype(x.dtype)
+
+
+def l2_normalise(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+    """Unit vectors along the last axis; a zero vector stays zero."""
+    wide = x.astype(jnp.float32)
+    norm = jax.lax.rsqrt(jnp.sum(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    return (wide * norm).astype(x.dtype)

@@ -1,0 +1,32 @@
+"""The T5 relative position bias (Raffel et al. 2020), causal form, laid out for attention tiles."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+BUCKETS = 32
+MAX_DISTANCE = 128
+MASKED = -1e6
+
+
+def bucket(distance: np.ndarray) -> np.ndarray:
+    """The bucket of each distance query - key >= 0: exact up to 16, then logarithmic up to MAX_DISTANCE."""
+    exact = BUCKETS // 2
+    ratio = np.maximum(distance, 1).astype(np.float32) / exact + np.finfo(np.float32).eps
+    log_bucket = exact + (np.log(ratio) / np.log(MAX_DISTANCE / exact) * (BUCKETS - exact)).astype(int)
+    return np.where(distance < exact, distance, np.minimum(log_bucket, BUCKETS - 1))
+
+
+def window_bias(table: jax.Array, scale: jax.Array, window: int, queries: int) -> jax.Array:
+    """The scaled bias of a tile, MASKED outside the window: [h q j] from a table [h BUCKETS].
+
+    Query i of the tile stands at position window + i and sees the `window` keys strictly before it,
+    that is keys i .. window + i - 1 of the tile's window + queries. The entry depends on key - query alone, so the
+    tile is one vector, laid out along the diagonals by a reshape: no gather, and no scatter in the gradient.
+    """
+    one_hot = np.eye(BUCKETS, dtype=np.float32)[bucket(np.arange(window, 0, -1))]  # [w BUCKETS]
+    by_distance = jnp.einsum("hc,wc->hw", table * scale[:, None], one_hot, precision="highest")
+    period = window + 2 * queries
+    diagonal = jnp.pad(by_distance, ((0, 0), (0, 2 * queries)), constant_values=MASKED)  # [h period]
+    skewed = jnp.tile(diagonal, (1, queries))[:, : queries * (period - 1)]
+    return skewed.reshape(-1, queries, period - 1)[:, :, : window + queries]

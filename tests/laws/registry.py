@@ -1,0 +1,42 @@
+"""Every layer that exists: a line here puts a layer under all the laws."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flax import linen as nn
+
+from block_recurrent.layers.language_model import LanguageModel
+from block_recurrent.layers.stack import pattern, stack
+from models.sliding_window import SlidingWindowLayer
+from tests.reference.stack import run_language_model, run_layer, run_stack
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, its slow reference, and its input: vectors of width `dim`, or tokens of a vocabulary."""
+
+    name: str
+    layer: nn.Module
+    reference: Callable  # (layer, params, x, state, start) -> (y, state), float64 NumPy
+    dim: int = 12
+    vocabulary: int | None = None
+
+
+def slide(**changes):
+    return SlidingWindowLayer(**{"heads": 2, "head_dim": 8, "mlp_dim": 20, "window": 6, **changes})
+
+
+def mixed(**options):
+    layers = {"near": slide(window=3), "far": slide()}
+    return stack(pattern("2*far near 2*far", layers), **options)
+
+
+CASES = [
+    Case("sliding_window", slide(), run_layer),
+    Case("sliding_window_small_tiles", slide(query_tile=2), run_layer),
+    Case("sliding_window_far", slide(window=20, query_tile=10), run_layer),
+    Case("stack", mixed(), run_stack),
+    Case("stack_unrolled", mixed(scan_depth=False), run_stack),
+    Case("stack_remat", mixed(remat=True), run_stack),
+    Case("language_model", LanguageModel(17, 12, mixed()), run_language_model, vocabulary=17),
+]

@@ -1,0 +1,205 @@
+"""Laws 1 to 7 of the state contract, over every layer of the registry."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tests.laws.registry import CASES
+
+ROWS = 3
+BLOCKS = 4
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+class Subject:
+    """A layer with random parameters, a random state as if from an earlier segment, and four blocks of input."""
+
+    def __init__(self, case):
+        self.case, self.layer = case, case.layer
+        self.block, self.length = self.layer.block, BLOCKS * self.layer.block
+        rng = np.random.default_rng(0)
+        if case.vocabulary:
+            self.x = rng.integers(0, case.vocabulary, (ROWS, self.length))
+        else:
+            self.x = rng.normal(size=(ROWS, self.length, case.dim)).astype(np.float32)
+        self.no_start = np.zeros((ROWS, self.length), bool)
+        self.start = self.no_start.copy()
+        self.start[0, 0] = self.start[1, self.block] = self.start[1, 3 * self.block] = True
+        empty = self.layer.initial_state(ROWS)
+        params = nn.unbox(jax.jit(self.layer.init)(jax.random.key(0), self.x, empty, self.no_start))["params"]
+        # Scales, biases and whatever starts as a constant must matter in the comparison: move everything a little.
+        self.params = jax.tree.map(lambda p: p + 0.2 * rng.normal(size=p.shape).astype(np.float32), params)
+        self.apply = jax.jit(lambda params, x, state, start: self.layer.apply({"params": params}, x, state, start))
+        _, self.state = self.run(self.x[:, : self.block], empty, self.no_start[:, : self.block])
+
+    def run(self, x, state, start):
+        return self.apply(self.params, jnp.asarray(x), state, jnp.asarray(start))
+
+    def run_in_pieces(self, lengths):
+        """Outputs and final state of the whole input, fed in pieces of the given lengths."""
+        assert sum(lengths) == self.length
+        state, outputs, at = self.state, [], 0
+        for n in lengths:
+            y, state = self.run(self.x[:, at : at + n], state, self.start[:, at : at + n])
+            outputs.append(y)
+            at += n
+        return jnp.concatenate(outputs, axis=1), state
+
+    def reference(self, params):
+        """The slow version's outputs and state, in float64."""
+        x = self.x if self.case.vocabulary else self.x.astype(np.float64)
+        return self.case.reference(self.layer, params, x, in_float64(self.state), self.start)
+
+    @functools.cached_property
+    def whole(self):
+        return self.run(self.x, self.state, self.start)
+
+    def altered(self, t):
+        """The input with token t of every row changed."""
+        x = self.x.copy()
+        x[:, t] = (x[:, t] + 1) % self.case.vocabulary if self.case.vocabulary else -x[:, t] + 1.0
+        return x
+
+
+@functools.cache
+def make_subject(index):
+    return Subject(CASES[index])
+
+
+@pytest.fixture(params=range(len(CASES)), ids=[case.name for case in CASES])
+def subject(request):
+    return make_subject(request.param)
+
+
+def assert_trees_close(actual, expected, **tolerance):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for (path, a), e in zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, err_msg=jax.tree_util.keystr(path), **(tolerance or TOLERANCE))
+
+
+def rows(tree, index):
+    return jax.tree.map(lambda a: a[index], tree)
+
+
+def test_state_keeps_its_shape(subject):
+    """State in and out have the same tree, shapes and types, all led by the batch axis; initial_state needs no parameters."""
+    empty = subject.layer.initial_state(ROWS)
+    _, after = subject.whole
+    shapes = [jax.tree.map(lambda a: (a.shape, a.dtype), tree) for tree in (empty, subject.state, after)]
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert all(leaf.shape[0] == ROWS for leaf in jax.tree.leaves(empty))
+
+
+@pytest.mark.parametrize("pieces", ["blocks", "halves", "odd"])
+def test_chunks_equal_whole(subject, pieces):
+    """Law 1, also where the pieces are no multiple of the block and a document starts inside one."""
+    w = subject.block
+    lengths = {"blocks": [w] * BLOCKS, "halves": [2 * w, 2 * w], "odd": [w + 1, 1, 2 * w - 1, w - 1]}[pieces]
+    assert_trees_close(subject.run_in_pieces(lengths), subject.whole)
+
+
+def test_steps_equal_whole(subject):
+    """Law 2: one token at a time, across block edges and document starts."""
+    assert_trees_close(subject.run_in_pieces([1] * subject.length), subject.whole)
+
+
+def test_steps_and_blocks_continue_each_other(subject):
+    """Laws 1 and 2 together: single tokens, odd pieces and whole blocks in one stream."""
+    w = subject.block
+    x, state = subject.x, subject.state
+    expected, expected_state = subject.run(x, state, subject.no_start)
+    outputs, at = [], 0
+    for n in (1, w, 2, 2 * w, w - 3):
+        y, state = subject.run(x[:, at : at + n], state, subject.no_start[:, at : at + n])
+        outputs.append(y)
+        at += n
+    assert at == subject.length
+    assert_trees_close((jnp.concatenate(outputs, axis=1), state), (expected, expected_state))
+
+
+def test_causality(subject):
+    """Law 3: changing input t changes outputs from t on, and none before."""
+    y, _ = subject.whole
+    for t in (1, subject.block - 1, subject.block, 2 * subject.block + 1):
+        changed, _ = subject.run(subject.altered(t), subject.state, subject.start)
+        np.testing.assert_array_equal(changed[:, :t], y[:, :t])
+        assert np.all(np.any(changed[:, t] != y[:, t], axis=-1))
+
+
+def test_a_start_forgets_and_neighbours_do_not_notice(subject):
+    """Law 4."""
+    w = subject.block
+    start = subject.no_start.copy()
+    start[1, w] = True
+    y, after = subject.run(subject.x, subject.state, start)
+    plain, plain_after = subject.run(subject.x, subject.state, subject.no_start)
+    others = np.array([0, 2])
+    assert_trees_close(rows((y, after), others), rows((plain, plain_after), others), rtol=0, atol=0)
+    assert not np.allclose(y[1, w:], plain[1, w:])
+
+    alone_x = np.roll(subject.x, -w, axis=1)[:, : 3 * w]
+    alone_start = np.zeros((ROWS, 3 * w), bool)
+    alone_start[:, 0] = True
+    alone, alone_after = subject.run(alone_x, subject.layer.initial_state(ROWS), alone_start)
+    assert_trees_close(rows((y[:, w:], after), 1), rows((alone, alone_after), 1))
+
+
+def test_every_parameter_learns(subject):
+    """Law 5: after two segments every parameter has a gradient that is not zero."""
+    w = subject.block
+    cotangent = np.random.default_rng(1).normal(size=(ROWS, 2 * w, 1)).astype(np.float32)
+
+    def objective(params):
+        state, total = subject.layer.initial_state(ROWS), 0.0
+        for i in range(2):
+            piece = slice(2 * w * i, 2 * w * (i + 1))
+            y, state = subject.apply(params, subject.x[:, piece], state, subject.start[:, piece])
+            total += jnp.sum(jnp.sin(y) * cotangent)
+        return total
+
+    for path, gradient in jax.tree_util.tree_leaves_with_path(jax.jit(jax.grad(objective))(subject.params)):
+        assert np.all(np.isfinite(gradient)), jax.tree_util.keystr(path)
+        assert np.any(gradient != 0.0), jax.tree_util.keystr(path)
+
+
+def test_rows_are_independent_and_ordered(subject):
+    """Law 6."""
+    order = np.array([2, 0, 1])
+    permuted = subject.run(subject.x[order], rows(subject.state, order), subject.start[order])
+    assert_trees_close(permuted, rows(subject.whole, order))
+
+
+def in_float64(tree):
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), tree)
+
+
+def test_reference_values(subject):
+    """Law 7, values and carried state, against the NumPy loop."""
+    assert_trees_close(subject.whole, subject.reference(in_float64(subject.params)), rtol=2e-5, atol=5e-5)
+
+
+def test_reference_gradients(subject):
+    """Law 7, gradients: the derivative along random directions equals the reference's difference quotient."""
+    rng = np.random.default_rng(2)
+    cotangent = rng.normal(size=subject.whole[0].shape)
+    params = in_float64(subject.params)
+
+    def fast(params):
+        return jnp.sum(subject.apply(params, subject.x, subject.state, subject.start)[0] * cotangent)
+
+    def slow(params):
+        return np.sum(subject.reference(params)[0] * cotangent)
+
+    gradient = in_float64(jax.jit(jax.grad(fast))(subject.params))
+    for _ in range(2):
+        direction = jax.tree.map(lambda p: rng.normal(size=p.shape), params)
+        step = 1e-6
+        moved = [jax.tree.map(lambda p, d, s=s: p + s * d, params, direction) for s in (step, -step)]
+        expected = (slow(moved[0]) - slow(moved[1])) / (2 * step)
+        along = sum(jax.tree.leaves(jax.tree.map(lambda g, d: np.sum(g * d), gradient, direction)))
+        size = np.sqrt(sum(jax.tree.leaves(jax.tree.map(lambda g: np.sum(g * g), gradient))))
+        assert abs(along - expected) < 1e-4 * size
