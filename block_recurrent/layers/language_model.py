@@ -38,7 +38,9 @@ class LanguageModel(nn.Module):
 
     def features(self, tokens: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         """What the logits are made of: [b n d]."""
-        x = jnp.take(self.embedding.astype(self.dtype), tokens, axis=0)
+        # Gathered over the width first: the partitioner has no good way from rows of a split table to split rows.
+        table = constrain(self.embedding.astype(self.dtype), "vocab", None)
+        x = jnp.take(table, tokens, axis=0)
         x, state = self.stack(constrain(x, "batch", "length", "embed"), state, start)
         return tied_dropout(self, rms_norm(x, self.final_norm), self.dropout), state
 

@@ -1,0 +1,91 @@
+"""Orbax behind a small facade: one atomic save of everything, and parameters alone for those who only look."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers
+
+from block_recurrent.errors import UserError
+
+PARAMS, TRAINING, CURSOR = "params", "training", "cursor"
+
+
+class Checkpoints:
+    """The checkpoints of a run, by step: parameters, the rest of the training state, and the data cursor."""
+
+    def __init__(self, folder: str | Path, keep: int = 3):
+        # Orbax reports every file it touches.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self.folder = Path(folder).absolute()
+        self.manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=checkpoint_managers.LatestN(keep),
+                enable_async_checkpointing=True,
+            ),
+            item_handlers={
+                PARAMS: ocp.StandardCheckpointHandler(),
+                TRAINING: ocp.StandardCheckpointHandler(),
+                CURSOR: ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    def steps(self) -> list[int]:
+        return sorted(self.manager.all_steps())
+
+    def save(self, step: int, params: Any, training: Any, cursor: dict) -> None:
+        """Starts an atomic save: until it is complete, the step is not there. `wait` for it before exit."""
+        self.manager.save(
+            step,
+            args=ocp.args.Composite(
+                **{
+                    PARAMS: ocp.args.StandardSave(params),
+                    TRAINING: ocp.args.StandardSave(training),
+                    CURSOR: ocp.args.JsonSave(cursor),
+                }
+            ),
+        )
+
+    def restore(self, step: int, params: Any, training: Any) -> tuple[Any, Any, dict]:
+        """Everything saved at a step, given trees of ShapeDtypeStructs with shardings."""
+        restored = self._restore(
+            step,
+            {
+                PARAMS: ocp.args.StandardRestore(params),
+                TRAINING: ocp.args.StandardRestore(training),
+                CURSOR: ocp.args.JsonRestore(),
+            },
+        )
+        return restored[PARAMS], restored[TRAINING], restored[CURSOR]
+
+    def restore_params(self, step: int, params: Any) -> Any:
+        """The parameters alone, given a tree of shapes, onto one device of this process."""
+        # A target without a sharding asks for the devices of the training run.
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        target = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), params)
+        return self._restore(step, {PARAMS: ocp.args.StandardRestore(target)})[PARAMS]
+
+    def _restore(self, step: int, items: dict) -> dict:
+        try:
+            return self.manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:  # Orbax and its storage raise many kinds: to the user all mean an unreadable checkpoint
+            others = [other for other in self.steps() if other != step]
+            raise UserError(
+                f"checkpoint {self.folder / str(step)} is damaged or of another model ({first_line(error)}); "
+                + (f"remove that folder to go on from step {max(others)}" if others else "it is the only one of this run")
+            ) from error
+
+    def wait(self) -> None:
+        self.manager.wait_until_finished()
+
+    def close(self) -> None:
+        self.wait()
+        self.manager.close()
+
+
+def first_line(error: Exception, limit: int = 160) -> str:
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return text if len(text) <= limit else text[:limit] + "..."

@@ -1,0 +1,51 @@
+"""seqio Tasks over the sources: the one place that knows TensorFlow."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from block_recurrent.data.sources import Source
+from block_recurrent.data.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class TokenisedDocument:
+    name: str
+    text: bytes
+    tokens: np.ndarray  # [length] int32
+
+
+def register(source: Source, vocabulary: Vocabulary) -> seqio.Task:
+    """Registers `{source}_{vocabulary kind}` with seqio, its examples whole documents: name, text, targets."""
+    name = f"{source.name}_{vocabulary.kind}"
+    seqio.TaskRegistry.remove(name)
+
+    def examples(split: str, shuffle_files: bool = False, seed: int | None = None) -> tf.data.Dataset:
+        del shuffle_files, seed  # the row stream shuffles whole documents, reproducibly
+        text = tf.TensorSpec((), tf.string)
+        return tf.data.Dataset.from_generator(
+            lambda: ({"name": document.name, "text": document.text()} for document in source.splits[split]),
+            output_signature={"name": text, "text": text},
+        )
+
+    return seqio.TaskRegistry.add(
+        name,
+        source=seqio.FunctionDataSource(examples, splits=tuple(source.splits)),
+        preprocessors=[
+            lambda dataset: dataset.map(lambda example: {**example, "targets": example["text"]}),
+            seqio.preprocessors.tokenize,
+        ],
+        output_features={"targets": seqio.Feature(vocabulary.as_seqio(), add_eos=False)},
+    )
+
+
+def tokenised_documents(source: Source, vocabulary: Vocabulary, split: str) -> Iterator[TokenisedDocument]:
+    """The documents of a split, in the source's order."""
+    for document in source.splits[split]:
+        document.text()  # a file that cannot be read is reported here, by name, and not from inside tf.data
+    task = register(source, vocabulary)
+    for example in task.get_dataset(None, split, shuffle=False).as_numpy_iterator():
+        yield TokenisedDocument(example["name"].decode(), example["text"], example["targets"])

@@ -1,0 +1,37 @@
+"""Mistakes a person can mend: one line that says what is wrong, where, and what to do."""
+
+import sys
+import traceback
+from collections.abc import Callable
+
+MISTAKE = 2
+PREEMPTED = 42
+
+
+class UserError(Exception):
+    """Bad input. Commands print the message as one line and exit with code 2."""
+
+
+class Preempted(Exception):
+    """The run was told to stop and has saved its state; commands exit with code 42."""
+
+
+def run_command(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> None:
+    """Runs a command's main on the command line and exits: a mistake is one line, not a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    try:
+        main([argument for argument in arguments if argument != "--debug"])
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(MISTAKE)
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(PREEMPTED)
+    except BrokenPipeError:  # `... | head` closed the pipe
+        sys.stderr.close()
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,65 @@
+"""Evaluates a run: bits per token and per byte, and word-level perplexity, over a whole split.
+
+python -m block_recurrent.evaluate runs/quickstart
+python -m block_recurrent.evaluate runs/quickstart --text=my/texts
+"""
+
+import json
+from pathlib import Path
+
+from block_recurrent.commandline import command_parser
+from block_recurrent.errors import run_command
+
+
+def main(arguments: list[str]) -> None:
+    parser = command_parser("evaluate", __doc__)
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("--split", default="test", help="train, validation or test (default)")
+    parser.add_argument("--text", help="a folder, file or quoted glob of your own text, instead of a split")
+    parser.add_argument("--step", type=int, help="a checkpoint's step (default: the latest)")
+    parser.add_argument("--rows", type=int, help="documents read side by side (default: as in training)")
+    parser.add_argument("--trust", action="append", help="a package that the run's config may import")
+    options = parser.parse_args(arguments)
+
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from block_recurrent.data import sources
+    from block_recurrent.data.store import split_in_memory
+    from block_recurrent.inference.evaluation import Evaluator
+    from block_recurrent.inference.run import open_run
+
+    run = open_run(options.workdir, options.trust)
+    step = run.step(options.step)
+    if options.text:
+        documents = [document for part in sources.text_files(options.text).splits.values() for document in part]
+        what, split = options.text, split_in_memory((document.text() for document in documents), run.vocabulary)
+    else:
+        what, split = options.split, run.store().split(options.split)
+    evaluator = Evaluator(run.model, options.rows or run.settings["rows"], run.settings["segment"])
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"evaluating {what}", total=None)
+        params = run.params(step)
+        score = evaluator(params, split, progress=lambda done, total: bar.update(task, completed=done, total=total))
+
+    folder = options.workdir / "evaluation"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{'text' if options.text else options.split}-{step}.json"
+    file.write_text(json.dumps({"step": step, "of": what, **score.to_json()}, indent=2) + "\n")
+    table = Table(title=f"{options.workdir} at step {step:,} on {what}")
+    for column in ("documents", "tokens", "bits per token", "bits per byte", "word perplexity"):
+        table.add_column(column, justify="right")
+    table.add_row(
+        f"{score.documents:,}",
+        f"{score.tokens:,}",
+        f"{score.bits_per_token:.4f}",
+        f"{score.bits_per_byte:.4f}",
+        f"{score.word_perplexity:,.1f}",
+    )
+    Console().print(table)
+    print(f"written to {file}")
+
+
+if __name__ == "__main__":
+    run_command(main)

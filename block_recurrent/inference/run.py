@@ -1,0 +1,92 @@
+"""A training run opened from its workdir alone: its config, vocabulary, data and parameters."""
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from block_recurrent.checkpoints import Checkpoints
+from block_recurrent.data.store import Store, open_store
+from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
+from block_recurrent.errors import UserError
+
+RUN = "run.json"
+TRAIN = "block_recurrent.training.loop.train"  # what the config is of
+
+
+def save_run(workdir: Path, store: Store) -> None:
+    """Notes which data a run is of, with its vocabulary; refuses other data than it began with."""
+    about = {
+        "store": str(store.folder.absolute()),
+        "train_sha256": store.manifest["splits"]["train"]["sha256"],
+        "vocabulary": store.manifest["vocabulary"],
+    }
+    file = workdir / RUN
+    if file.exists():
+        before = json.loads(file.read_text())
+        if before["train_sha256"] != about["train_sha256"] or before["vocabulary"] != about["vocabulary"]:
+            raise UserError(f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir")
+    store.vocabulary.save(workdir)
+    file.write_text(json.dumps(about, indent=2))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's workdir, and what its config built: `model`, `rows`, `segment`, ..."""
+
+    workdir: Path
+    settings: dict[str, Any]
+    about: dict[str, Any]
+
+    @property
+    def model(self) -> nn.Module:
+        return self.settings["model"]
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        return saved_vocabulary(self.about["vocabulary"]["kind"], self.workdir)
+
+    @functools.cached_property
+    def checkpoints(self) -> Checkpoints:
+        folder = self.workdir / "checkpoints"
+        if not folder.is_dir():
+            raise UserError(f"{self.workdir} has no checkpoint yet: train it first")
+        return Checkpoints(folder)
+
+    def store(self) -> Store:
+        return open_store(self.about["store"])
+
+    def step(self, step: int | None = None) -> int:
+        """The given step, or the latest that was saved."""
+        steps = self.checkpoints.steps()
+        if not steps:
+            raise UserError(f"{self.workdir} has no checkpoint yet: train it first")
+        if step is not None and step not in steps:
+            raise UserError(f"{self.workdir} has no checkpoint of step {step}: it has {', '.join(map(str, steps))}")
+        return steps[-1] if step is None else step
+
+    def params(self, step: int) -> Any:
+        """The parameters of a step, on one device."""
+        tokens = jnp.zeros((1, self.model.block), jnp.int32)
+        shapes = jax.eval_shape(
+            lambda: self.model.init(jax.random.key(0), tokens, self.model.initial_state(1), tokens.astype(bool))
+        )
+        return self.checkpoints.restore_params(step, nn.unbox(shapes)["params"])
+
+
+def open_run(workdir: str | Path, trust: list[str] | None = None) -> Run:
+    """Opens a workdir; `trust` names packages beyond this project that its config may import."""
+    from block_recurrent import config
+
+    workdir = Path(workdir)
+    config.load_config(workdir, trust or ())
+    try:
+        about = json.loads((workdir / RUN).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{workdir / RUN} cannot be read ({error}): {workdir} is not a complete run") from error
+    return Run(workdir, config.bindings_of(TRAIN), about)

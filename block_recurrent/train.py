@@ -1,0 +1,48 @@
+"""Trains a model from a gin config, or goes on with a run that was stopped.
+
+python -m block_recurrent.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
+python -m block_recurrent.train --gin_file=... --gin.STEPS=2000 --gin.train.seed=1 --workdir=...
+"""
+
+from pathlib import Path
+
+from block_recurrent.commandline import command_parser, gin_bindings
+from block_recurrent.errors import run_command
+
+
+def main(arguments: list[str]) -> None:
+    parser = command_parser("train", __doc__)
+    parser.add_argument("--gin_file", action="append", required=True, help="a gin config; may be given several times")
+    parser.add_argument("--workdir", required=True, type=Path, help="the run's folder; one that was stopped goes on")
+    options, bindings = gin_bindings(parser, arguments)
+
+    from block_recurrent import config
+    from block_recurrent.inference.run import save_run
+    from block_recurrent.training.loop import train
+
+    config.parse(options.gin_file, bindings)
+
+    def started(store) -> None:
+        config.save_config(options.workdir)
+        config.save_operative(options.workdir)
+        save_run(options.workdir, store)
+
+    config.explained(lambda: config.configured(train)(workdir=str(options.workdir), started=started))
+    print(f"\nThe run is in {options.workdir}. To go on:\n" + next_commands(options.workdir, options.gin_file))
+
+
+def next_commands(workdir: Path, gin_files: list[str]) -> str:
+    """Commands a person would type next."""
+    files = " ".join(f"--gin_file={file}" for file in gin_files)
+    return "\n".join(
+        [
+            f"  python -m block_recurrent.evaluate {workdir}",
+            f"  python -m block_recurrent.generate {workdir} --prompt='def '",
+            f"  python -m block_recurrent.report {workdir}",
+            f"  python -m block_recurrent.train {files} --workdir={workdir} --gin.STEPS=...   # train longer",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,74 @@
+"""Optimizers and schedules, ready for gin: each optimizer knows its learning rate so that it can be logged."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    transformation: optax.GradientTransformation
+    learning_rate: Schedule
+
+
+def inverse_square_root(scale: float = 1.0, warmup: int = 1000) -> Schedule:
+    """scale / sqrt(step) after a linear warm-up to its value there (Hutchins et al. 2022: 0.0316 after 1000 steps)."""
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32) + 1.0
+        return scale * jnp.minimum(step / warmup, 1.0) / jnp.sqrt(jnp.maximum(step, warmup))
+
+    return schedule
+
+
+def cosine(peak: float, steps: int, floor: float = 0.0, warmup: int = 0) -> Schedule:
+    """Linear warm-up to `peak`, then half a cosine down to `floor` at `steps`."""
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32) + 1.0
+        progress = jnp.clip((step - warmup) / max(steps - warmup, 1), 0.0, 1.0)
+        decayed = floor + (peak - floor) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+        return jnp.minimum(step / max(warmup, 1), 1.0) * decayed
+
+    return schedule
+
+
+def adafactor(
+    learning_rate: Schedule,
+    momentum: float | None = 0.9,
+    decay_rate: float = 0.8,
+    multiply_by_parameter_scale: bool = True,
+    weight_decay: float | None = None,
+    clip: float | None = None,
+) -> Optimizer:
+    """Adafactor as in the authors' runs: factored second moments, update clipping at 1, momentum after scaling."""
+    transformation = optax.adafactor(
+        learning_rate,
+        momentum=momentum,
+        decay_rate=decay_rate,
+        multiply_by_parameter_scale=multiply_by_parameter_scale,
+        weight_decay_rate=weight_decay,
+    )
+    return Optimizer(clipped(transformation, clip), learning_rate)
+
+
+def adam(
+    learning_rate: Schedule,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+) -> Optimizer:
+    """Adam, with decoupled weight decay where it is not zero."""
+    transformation = optax.adamw(learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay)
+    return Optimizer(clipped(transformation, clip), learning_rate)
+
+
+def clipped(transformation: optax.GradientTransformation, clip: float | None) -> optax.GradientTransformation:
+    """Clips the gradient's global norm before an optimizer sees it."""
+    return transformation if clip is None else optax.chain(optax.clip_by_global_norm(clip), transformation)

@@ -1,0 +1,151 @@
+"""One training step: from a batch to updated parameters, in one file and one compiled function."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+from jax.sharding import Mesh, PartitionSpec
+
+from block_recurrent.training.optimizers import Optimizer
+from block_recurrent.training.sharding import BATCH, RULES, named, optimizer_specs, parameter_specs
+
+Batch = dict[str, jax.Array]  # inputs, targets, weights, start: each [b n]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything a step changes."""
+
+    step: jax.Array
+    params: Any
+    optimizer: Any
+    memory: Any  # the model's carried state, one row per row of the batch
+    rng: jax.Array
+
+
+class Trainer:
+    """A model and an optimizer compiled over a mesh: `state = init(seed)`, `state, metrics = step(state, batch)`."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, mesh: Mesh, rows: int, accumulate: int = 1):
+        self.model, self.mesh, self.rows = model, mesh, rows
+        boxed = jax.eval_shape(lambda: self._init_params(jax.random.key(0)))
+        params = nn.unbox(boxed)
+        specs = parameter_specs(boxed, mesh)
+        state_specs = TrainState(
+            step=PartitionSpec(),
+            params=specs,
+            optimizer=optimizer_specs(optimizer.transformation, params, specs),
+            memory=jax.tree.map(lambda _: BATCH, jax.eval_shape(lambda: model.initial_state(rows))),
+            rng=PartitionSpec(),
+        )
+        self.shardings = named(mesh, state_specs)
+        self.batch_sharding = named(mesh, BATCH)
+        replicated = named(mesh, PartitionSpec())
+
+        def init(seed: jax.Array) -> TrainState:
+            params_key, rng = jax.random.split(jax.random.key(seed))
+            params = nn.unbox(self._init_params(params_key))
+            return TrainState(
+                step=jnp.zeros((), jnp.int32),
+                params=params,
+                optimizer=optimizer.transformation.init(params),
+                memory=model.initial_state(rows),
+                rng=jax.random.key_data(rng),
+            )
+
+        self._init = jax.jit(init, out_shardings=self.shardings)
+        self._step = jax.jit(
+            make_step(model, optimizer, accumulate),
+            in_shardings=(self.shardings, self.batch_sharding),
+            out_shardings=(self.shardings, replicated),
+            donate_argnums=0,
+        )
+
+    def _init_params(self, key: jax.Array):
+        tokens = jnp.zeros((1, self.model.block), jnp.int32)
+        return self.model.init(key, tokens, self.model.initial_state(1), jnp.zeros(tokens.shape, bool))["params"]
+
+    def init(self, seed: int) -> TrainState:
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+            return self._init(seed)
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, types and shardings of the train state, for restoring one."""
+        shapes = jax.eval_shape(self._init, 0)
+        return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, self.shardings)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Takes this process's rows of the batch; donates `state`."""
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+            return self._step(state, self.place(batch))
+
+    def place(self, batch: Batch) -> Batch:
+        return {
+            name: jax.make_array_from_process_local_data(self.batch_sharding, rows) for name, rows in batch.items()
+        }
+
+
+def make_step(model: nn.Module, optimizer: Optimizer, accumulate: int) -> Callable:
+    """The step as a pure function of (state, batch), its rows taken in `accumulate` parts."""
+
+    def loss(params, memory, batch: Batch, key: jax.Array, total: jax.Array):
+        # `memory` is not differentiated: this is the one place where gradients are cut between segments.
+        losses, memory = model.apply(
+            {"params": params},
+            batch["inputs"],
+            batch["targets"],
+            memory,
+            batch["start"],
+            rngs={"dropout": key},
+            method="losses",
+        )
+        return jnp.sum(losses * batch["weights"]) / total, memory
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+        total = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
+        gradient_of = jax.value_and_grad(loss, has_aux=True)
+        if accumulate == 1:
+            (value, memory), gradient = gradient_of(state.params, state.memory, batch, key, total)
+        else:
+
+            def add_part(so_far, part):
+                (value, memory), gradient = gradient_of(state.params, *part, total)
+                return jax.tree.map(jnp.add, so_far, (value, gradient)), memory
+
+            parts = (split_rows(state.memory, accumulate), split_rows(batch, accumulate), jax.random.split(key, accumulate))
+            zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+            (value, gradient), memory = jax.lax.scan(add_part, zeros, parts)
+            memory = join_rows(memory)
+        updates, optimizer_state = optimizer.transformation.update(gradient, state.optimizer, state.params)
+        metrics = {
+            "loss": value,
+            "gradient_norm": optax.global_norm(gradient),
+            "update_norm": optax.global_norm(updates),
+            "learning_rate": optimizer.learning_rate(state.step),
+            "tokens": jnp.sum(batch["weights"]),
+        }
+        new = TrainState(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            optimizer=optimizer_state,
+            memory=memory,
+            rng=state.rng,
+        )
+        return new, metrics
+
+    return step
+
+
+def split_rows(tree, parts: int):
+    """[b ...] to [parts b/parts ...]: neighbouring rows go to different parts, so each part stays on all devices."""
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] // parts, parts, *a.shape[1:]).swapaxes(0, 1), tree)
+
+
+def join_rows(tree):
+    """The inverse of split_rows."""
+    return jax.tree.map(lambda a: a.swapaxes(0, 1).reshape(-1, *a.shape[2:]), tree)
