@@ -8,7 +8,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers
 
-from block_recurrent.errors import UserError
+from block_recurrent.errors import UserError, first_line
 
 PARAMS, TRAINING, CURSOR = "params", "training", "cursor"
 
@@ -71,11 +71,17 @@ class Checkpoints:
     def _restore(self, step: int, items: dict) -> dict:
         try:
             return self.manager.restore(step, args=ocp.args.Composite(**items))
-        except Exception as error:  # Orbax and its storage raise many kinds: to the user all mean an unreadable checkpoint
+        except (
+            Exception
+        ) as error:  # Orbax and its storage raise many kinds: to the user all mean an unreadable checkpoint
             others = [other for other in self.steps() if other != step]
             raise UserError(
-                f"checkpoint {self.folder / str(step)} is damaged or of another model ({first_line(error)}); "
-                + (f"remove that folder to go on from step {max(others)}" if others else "it is the only one of this run")
+                f"checkpoint {self.folder / str(step)} is damaged or of another model ({first_line(error)[:160]}); "
+                + (
+                    f"remove that folder to go on from step {max(others)}"
+                    if others
+                    else "it is the only one of this run"
+                )
             ) from error
 
     def wait(self) -> None:
@@ -84,8 +90,3 @@ class Checkpoints:
     def close(self) -> None:
         self.wait()
         self.manager.close()
-
-
-def first_line(error: Exception, limit: int = 160) -> str:
-    text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return text if len(text) <= limit else text[:limit] + "..."

@@ -6,7 +6,9 @@ import argparse
 def command_parser(command: str, about: str) -> argparse.ArgumentParser:
     """A parser that shows the module's text and knows --debug."""
     parser = argparse.ArgumentParser(
-        f"python -m block_recurrent.{command}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        f"python -m block_recurrent.{command}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -4,6 +4,7 @@ Only gin files and commands know about gin; the library takes plain arguments.
 """
 
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -56,7 +57,9 @@ def explained(call: Callable) -> Any:
         if unknown:
             hint = nearest(unknown[1], parameters_named_in(message))
         else:
-            unknown = re.search(r"(?:[Nn]o configurable matching|matching reference|find|macro) '?@?%?([\w./]+)", message)
+            unknown = re.search(
+                r"(?:[Nn]o configurable matching|matching reference|find|macro) '?@?%?([\w./]+)", message
+            )
             hint = nearest(unknown[1], [*selectors(), *defined_names()]) if unknown else ""
         raise UserError(f"gin: {message.rstrip('. ')}{hint}") from error
 
@@ -93,9 +96,14 @@ def bindings_of(function: Callable | str) -> dict[str, Any]:
     return explained(lambda: gin.get_bindings(function))
 
 
-def configured(function: Callable) -> Callable:
-    """The function with its arguments from the configuration."""
-    return gin.get_configurable(function)
+def configured(function: Callable, **supplied: Any) -> Callable:
+    """The function with its arguments from the configuration, checked to be all there."""
+    given = {**bindings_of(function), **supplied}
+    parameters = inspect.signature(function).parameters.values()
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in given]
+    if missing:
+        raise UserError(f"the config gives no value for {', '.join(f'{function.__name__}.{name}' for name in missing)}")
+    return functools.partial(gin.get_configurable(function), **supplied)
 
 
 def save_config(workdir: Path) -> None:

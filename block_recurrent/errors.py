@@ -25,13 +25,18 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     except UserError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {first_line(error)}", file=sys.stderr)
         sys.exit(MISTAKE)
     except Preempted as stop:
-        print(stop, file=sys.stderr)
+        print(first_line(stop), file=sys.stderr)
         sys.exit(PREEMPTED)
     except BrokenPipeError:  # `... | head` closed the pipe
         sys.stderr.close()
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def first_line(error: Exception) -> str:
+    """An error's message without what gin adds below it, or the error's name where it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -34,7 +34,10 @@ def main(arguments: list[str]) -> None:
     step = run.step(options.step)
     if options.text:
         documents = [document for part in sources.text_files(options.text).splits.values() for document in part]
-        what, split = options.text, split_in_memory((document.text() for document in documents), run.vocabulary)
+        what, split = (
+            options.text,
+            split_in_memory((document.text() for document in documents), run.vocabulary),
+        )
     else:
         what, split = options.split, run.store().split(options.split)
     evaluator = Evaluator(run.model, options.rows or run.settings["rows"], run.settings["segment"])

@@ -5,16 +5,18 @@ python -m block_recurrent.prepare --task=text_files --files=my/texts --output=da
 """
 
 import argparse
+import os
 import platform
 from pathlib import Path
 
+from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 
 TASKS = ("python_stdlib", "text_files")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m block_recurrent.prepare", description=__doc__.splitlines()[0])
+    parser = command_parser("prepare", __doc__)
     parser.add_argument("--task", required=True, choices=TASKS)
     parser.add_argument("--files", help="for text_files: a folder, a file or a quoted glob; one document per file")
     parser.add_argument("--vocabulary", default="bytes", help='"bytes" (default) or the path of a SentencePiece model')
@@ -34,14 +36,20 @@ def prepare(task: str, files: str | None, vocabulary_name: str, output: Path, ov
     source = sources.text_files(files) if task == "text_files" else sources.python_stdlib()
     words = vocabulary(vocabulary_name)
     about = {"task": task, "fingerprint": source.fingerprint(), "python": platform.python_version()}
+    if output.exists() and not (output / "manifest.json").exists():
+        raise UserError(f"{output} exists and is no prepared store: choose another --output")
     if output.exists() and not overwrite:
-        if not (output / "manifest.json").exists():
-            raise UserError(f"{output} exists and is no prepared store: choose another --output")
         there = open_store(output)
-        if there.manifest["fingerprint"] == about["fingerprint"] and there.manifest["vocabulary"]["sha256"] == words.identity:
+        if (
+            there.manifest["fingerprint"] == about["fingerprint"]
+            and there.manifest["vocabulary"]["sha256"] == words.identity
+        ):
             return there, False
-        raise UserError(f"{output} was made from other files or another vocabulary: choose another --output, or --overwrite it")
+        raise UserError(
+            f"{output} was made from other files or another vocabulary: choose another --output, or --overwrite it"
+        )
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it would report that there is no GPU
     from block_recurrent.data.tasks import tokenised_documents  # TensorFlow, only when there is work for it
 
     splits = {
@@ -58,7 +66,9 @@ def main(arguments: list[str]) -> None:
     from rich.table import Table
 
     kind, size = store.manifest["vocabulary"]["kind"], store.manifest["vocabulary"]["size"]
-    table = Table(title=f"{store.folder}: {store.manifest['task']}, {kind}, {size} ids{'' if made else ' (already prepared)'}")
+    table = Table(
+        title=f"{store.folder}: {store.manifest['task']}, {kind}, {size} ids{'' if made else ' (already prepared)'}"
+    )
     for column in ("split", "documents", "tokens", "bytes", "words"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for name, entry in store.manifest["splits"].items():

@@ -57,7 +57,9 @@ def main(arguments: list[str]) -> None:
     print(f"\n{workdir}: step {rows[-1]['step']:,}")
     for file in sorted((workdir / "evaluation").glob("*.json")):
         score = json.loads(file.read_text())
-        print(f"  held-out bits per byte on {score['of']}: {score['bits_per_byte']:.3f}  (step {score['step']:,}, {file})")
+        print(
+            f"  held-out bits per byte on {score['of']}: {score['bits_per_byte']:.3f}  (step {score['step']:,}, {file})"
+        )
     print(f"  checkpoints   {workdir / 'checkpoints'}")
     print(f"  TensorBoard   tensorboard --logdir={workdir / 'tensorboard'}")
     print(f"  plots         {'  '.join(map(str, plots))}")

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
         config.save_operative(options.workdir)
         save_run(options.workdir, store)
 
-    config.explained(lambda: config.configured(train)(workdir=str(options.workdir), started=started))
+    config.configured(train, workdir=str(options.workdir), started=started)()
     print(f"\nThe run is in {options.workdir}. To go on:\n" + next_commands(options.workdir, options.gin_file))
 
 

@@ -54,7 +54,11 @@ class SlidingWindowLayer(nn.Module):
             projected = u @ kernel(self, name, (d, width), "embed", "heads").astype(self.dtype)
             return projected.reshape(b, n, self.heads, self.head_dim)  # [b n h k]
 
-        keys, values, queries = l2_normalise(project("keys")), project("values"), l2_normalise(project("queries"))
+        keys, values, queries = (
+            l2_normalise(project("keys")),
+            project("values"),
+            l2_normalise(project("queries")),
+        )
         keys, values, queries = (constrain(a, "batch", "length", "heads", None) for a in (keys, values, queries))
         scale = vector(self, "attention_scale", self.heads)
         table = self.param(

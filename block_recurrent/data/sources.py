@@ -69,7 +69,9 @@ def python_stdlib() -> Source:
         if files:
             documents.append(Document(name, tuple(files)))
     if not documents:
-        raise UserError(f"no Python sources in {library}: this interpreter ships none; use --task=text_files --files=...")
+        raise UserError(
+            f"no Python sources in {library}: this interpreter ships none; use --task=text_files --files=..."
+        )
     return Source("python_stdlib", split_by_document(documents, "python_stdlib:"))
 
 

@@ -52,8 +52,14 @@ class Store:
                 split = Split(tokens, index["offsets"], index["bytes"], index["words"])
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{self.folder} is damaged ({error}): prepare it again with --overwrite") from error
-        if len(tokens) != entry["tokens"] or len(split.offsets) != entry["documents"] + 1 or split.offsets[-1] != len(tokens):
-            raise UserError(f"{self.folder} is damaged: {name} does not match its manifest; prepare it again with --overwrite")
+        if (
+            len(tokens) != entry["tokens"]
+            or len(split.offsets) != entry["documents"] + 1
+            or split.offsets[-1] != len(tokens)
+        ):
+            raise UserError(
+                f"{self.folder} is damaged: {name} does not match its manifest; prepare it again with --overwrite"
+            )
         return split
 
 
@@ -63,11 +69,17 @@ def open_store(folder: str | Path) -> Store:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
-            raise UserError(f"{folder} has store format {manifest['format']}, this version reads {FORMAT}: prepare it again")
+            raise UserError(
+                f"{folder} has store format {manifest['format']}, this version reads {FORMAT}: prepare it again"
+            )
     except FileNotFoundError:
-        raise UserError(f"no prepared data in {folder}: make it with python -m block_recurrent.prepare --output={folder}") from None
+        raise UserError(
+            f"no prepared data in {folder}: make it with python -m block_recurrent.prepare --output={folder}"
+        ) from None
     except (ValueError, KeyError, OSError) as error:
-        raise UserError(f"{folder}/manifest.json cannot be read ({error}): prepare it again with --overwrite") from error
+        raise UserError(
+            f"{folder}/manifest.json cannot be read ({error}): prepare it again with --overwrite"
+        ) from error
     return Store(folder, manifest)
 
 

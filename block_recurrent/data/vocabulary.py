@@ -58,10 +58,11 @@ class SentencePieceVocabulary:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes one token stands for in the middle of a text."""
-        if self.processor.is_control(token) or self.processor.is_unused(token):
+        processor = self.processor
+        if processor.is_control(token) or processor.is_unknown(token) or processor.is_unused(token):
             return b""
-        piece = self.processor.id_to_piece(token)
-        if self.processor.is_byte(token):
+        piece = processor.id_to_piece(token)
+        if processor.is_byte(token):
             return bytes([int(piece[3:-1], 16)])  # "<0x0A>"
         return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
 
@@ -81,10 +82,14 @@ Vocabulary = ByteVocabulary | SentencePieceVocabulary
 
 
 def vocabulary(name: str) -> Vocabulary:
-    """"bytes", or the path of a SentencePiece model."""
+    """ "bytes", or the path of a SentencePiece model."""
     return ByteVocabulary() if name == ByteVocabulary.kind else SentencePieceVocabulary(Path(name))
 
 
 def saved_vocabulary(kind: str, folder: Path) -> Vocabulary:
     """The vocabulary that `save` left in a folder."""
-    return ByteVocabulary() if kind == ByteVocabulary.kind else SentencePieceVocabulary(folder / SentencePieceVocabulary.file_name)
+    return (
+        ByteVocabulary()
+        if kind == ByteVocabulary.kind
+        else SentencePieceVocabulary(folder / SentencePieceVocabulary.file_name)
+    )

@@ -55,7 +55,14 @@ class Score:
 class Evaluator:
     """Evaluates a model, compiled once: `score = evaluator(params, split)`."""
 
-    def __init__(self, model: nn.Module, rows: int, segment: int, place: Callable = lambda batch: batch, local: range | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: int,
+        segment: int,
+        place: Callable = lambda batch: batch,
+        local: range | None = None,
+    ):
         self.model, self.rows, self.segment, self.place, self.local = model, rows, segment, place, local
 
         def total(params, batch, memory):
@@ -67,7 +74,9 @@ class Evaluator:
         self._total = jax.jit(total, donate_argnums=2)
         self._initial = jax.jit(lambda: model.initial_state(rows))
 
-    def __call__(self, params, split: Split, batches: int | None = None, progress: Callable = lambda done, total: None) -> Score:
+    def __call__(
+        self, params, split: Split, batches: int | None = None, progress: Callable = lambda done, total: None
+    ) -> Score:
         """The whole split, or its first `batches` batches."""
         stream = RowStream(split, self.rows, self.segment, self.model.block, shuffle=False, epochs=1, local=self.local)
         lengths = split.lengths[stream.documents]

@@ -21,7 +21,9 @@ class Sampling:
 
     def __post_init__(self):
         if self.temperature < 0:
-            raise UserError(f"temperature {self.temperature} is negative: 0 takes the likeliest token, 1 samples the model")
+            raise UserError(
+                f"temperature {self.temperature} is negative: 0 takes the likeliest token, 1 samples the model"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k {self.top_k} leaves no token: give 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:

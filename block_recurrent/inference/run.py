@@ -30,7 +30,9 @@ def save_run(workdir: Path, store: Store) -> None:
     if file.exists():
         before = json.loads(file.read_text())
         if before["train_sha256"] != about["train_sha256"] or before["vocabulary"] != about["vocabulary"]:
-            raise UserError(f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir")
+            raise UserError(
+                f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
+            )
     store.vocabulary.save(workdir)
     file.write_text(json.dumps(about, indent=2))
 

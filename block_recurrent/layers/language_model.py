@@ -66,7 +66,10 @@ class LanguageModel(nn.Module):
         def chunk_losses(features_and_targets):
             return cross_entropy(self.logits(features_and_targets[0]), features_and_targets[1])
 
-        chunks = (features.reshape(b, -1, chunk, d).swapaxes(0, 1), targets.reshape(b, -1, chunk).swapaxes(0, 1))
+        chunks = (
+            features.reshape(b, -1, chunk, d).swapaxes(0, 1),
+            targets.reshape(b, -1, chunk).swapaxes(0, 1),
+        )
         return jax.lax.map(chunk_losses, chunks).swapaxes(0, 1).reshape(b, n), state
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from block_recurrent.errors import UserError
+
 
 def pattern(spec: str, layers: Mapping[str, nn.Module]) -> tuple[nn.Module, ...]:
     """Spells out a stack from names: "9*slide rec 2*slide" with {"slide": ..., "rec": ...}."""
@@ -14,10 +16,12 @@ def pattern(spec: str, layers: Mapping[str, nn.Module]) -> tuple[nn.Module, ...]
     for word in spec.split():
         match = re.fullmatch(r"(?:(\d+)\*)?(\w+)", word)
         if not match or match[2] not in layers:
-            raise ValueError(f"pattern {spec!r}: {word!r} is not one of {', '.join(sorted(layers))}, alone or as COUNT*NAME")
+            raise UserError(
+                f"pattern {spec!r}: {word!r} is not one of {', '.join(sorted(layers))}, alone or as COUNT*NAME"
+            )
         stack += [layers[match[2]]] * int(match[1] or 1)
     if not stack:
-        raise ValueError("pattern is empty: name at least one layer")
+        raise UserError("pattern is empty: name at least one layer")
     return tuple(stack)
 
 
@@ -32,10 +36,14 @@ def stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = Fa
     block = max(layer.block for layer in layers)
     for layer in layers:
         if block % layer.block:
-            raise ValueError(
+            raise UserError(
                 f"a layer of block {layer.block} does not fit in a stack of block {block}: make one a multiple of the other"
             )
-    return Stack(layers=tuple(layer.clone() for layer, _ in runs), depths=tuple(depth for _, depth in runs), remat=remat)
+    return Stack(
+        layers=tuple(layer.clone() for layer, _ in runs),
+        depths=tuple(depth for _, depth in runs),
+        remat=remat,
+    )
 
 
 class Stack(nn.Module):

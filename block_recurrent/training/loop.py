@@ -74,7 +74,10 @@ def train(
             return
         with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
             score = evaluator(state.params, held_out, evaluation_batches)
-        values = {"validation_bits_per_token": score.bits_per_token, "validation_bits_per_byte": score.bits_per_byte}
+        values = {
+            "validation_bits_per_token": score.bits_per_token,
+            "validation_bits_per_byte": score.bits_per_byte,
+        }
         text = f"step {step}: validation {score.bits_per_byte:.4f} bits per byte, {score.bits_per_token:.4f} per token"
         report.metrics(step, values, text)
 
@@ -91,7 +94,9 @@ def train(
                     save()
                 if stop.requested:
                     checkpoints.wait()
-                    raise Preempted(f"{stop.requested}: saved step {step} of {steps} in {workdir}; the same command goes on")
+                    raise Preempted(
+                        f"{stop.requested}: saved step {step} of {steps} in {workdir}; the same command goes on"
+                    )
                 if step % evaluate_every == 0 or step == steps:
                     pending.flush()
                     evaluate()
@@ -158,7 +163,12 @@ class Pending:
         self.report.advance(step, metrics["loss"], speed)
         if step % self.log_every == 0:
             nats, tokens = np.sum(self.recent, axis=0)
-            values = {**metrics, "loss": nats / max(tokens, 1), "tokens": float(tokens), "tokens_per_second": speed}
+            values = {
+                **metrics,
+                "loss": nats / max(tokens, 1),
+                "tokens": float(tokens),
+                "tokens_per_second": speed,
+            }
             text = f"step {step}: loss {values['loss']:.4f} ({values['loss'] / math.log(2):.3f} bits), {speed:,.0f} tokens/s"
             self.report.metrics(step, values, text)
             self.recent = []

@@ -54,7 +54,9 @@ def parameter_specs(boxed, mesh: Mesh):
     """PartitionSpecs of parameters from the axis names their layers gave them (a tree of boxed shapes)."""
     specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), RULES)
     for (path, leaf), spec in zip(
-        jax.tree_util.tree_leaves_with_path(nn.unbox(boxed)), jax.tree.leaves(specs, is_leaf=is_spec), strict=True
+        jax.tree_util.tree_leaves_with_path(nn.unbox(boxed)),
+        jax.tree.leaves(specs, is_leaf=is_spec),
+        strict=True,
     ):
         for size, axis in zip(leaf.shape, spec, strict=False):
             ways = math.prod(mesh.shape[name] for name in np.atleast_1d(axis)) if axis else 1
@@ -83,11 +85,12 @@ def optimizer_specs(optimizer: optax.GradientTransformation, params, specs):
         if leaf.shape == shape:
             return spec
         field = getattr(path[at - 1], "name", None)
-        if field in ("v_row", "v_col") and len(leaf.shape) == len(shape) - 1:
+        if field in ("v_row", "v_col") and len(shape) >= 2:
             # optax averages v_row over the largest axis and v_col over the second largest.
-            averaged = np.argsort(shape)[-1 if field == "v_row" else -2]
-            padded = (*spec, *[None] * (len(shape) - len(spec)))
-            return PartitionSpec(*(axis for i, axis in enumerate(padded) if i != averaged))
+            averaged = int(np.argsort(shape)[-1 if field == "v_row" else -2])
+            if leaf.shape == (*shape[:averaged], *shape[averaged + 1 :]):
+                padded = (*spec, *[None] * (len(shape) - len(spec)))
+                return PartitionSpec(*padded[:averaged], *padded[averaged + 1 :])
         return PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec_of, jax.eval_shape(optimizer.init, params))

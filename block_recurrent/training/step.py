@@ -84,9 +84,7 @@ class Trainer:
             return self._step(state, self.place(batch))
 
     def place(self, batch: Batch) -> Batch:
-        return {
-            name: jax.make_array_from_process_local_data(self.batch_sharding, rows) for name, rows in batch.items()
-        }
+        return {name: jax.make_array_from_process_local_data(self.batch_sharding, rows) for name, rows in batch.items()}
 
 
 def make_step(model: nn.Module, optimizer: Optimizer, accumulate: int) -> Callable:
@@ -117,15 +115,19 @@ def make_step(model: nn.Module, optimizer: Optimizer, accumulate: int) -> Callab
                 (value, memory), gradient = gradient_of(state.params, *part, total)
                 return jax.tree.map(jnp.add, so_far, (value, gradient)), memory
 
-            parts = (split_rows(state.memory, accumulate), split_rows(batch, accumulate), jax.random.split(key, accumulate))
+            parts = (
+                split_rows(state.memory, accumulate),
+                split_rows(batch, accumulate),
+                jax.random.split(key, accumulate),
+            )
             zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
             (value, gradient), memory = jax.lax.scan(add_part, zeros, parts)
             memory = join_rows(memory)
         updates, optimizer_state = optimizer.transformation.update(gradient, state.optimizer, state.params)
         metrics = {
             "loss": value,
-            "gradient_norm": optax.global_norm(gradient),
-            "update_norm": optax.global_norm(updates),
+            "gradient_norm": optax.tree.norm(gradient),
+            "update_norm": optax.tree.norm(updates),
             "learning_rate": optimizer.learning_rate(state.step),
             "tokens": jnp.sum(batch["weights"]),
         }

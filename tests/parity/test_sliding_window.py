@@ -47,14 +47,19 @@ def test_slide_layer_equals_authors_code(file, tiles_per_window):
     params = params_from(arrays, "params")
     assert len([name for name in arrays if name.startswith("params/")]) == len(NAMES)
     apply = jax.jit(lambda params, x, state, start: layer.apply({"params": params}, x, state, start))
-    gradient = jax.jit(jax.grad(lambda p, x, state, start, c: jnp.sum(apply(p, x, state, start)[0] * c), argnums=(0, 1)))
+    gradient = jax.jit(
+        jax.grad(lambda p, x, state, start, c: jnp.sum(apply(p, x, state, start)[0] * c), argnums=(0, 1))
+    )
     state = layer.initial_state(meta["B"])
     for i in range(sum(name.endswith("/xs") for name in arrays)):
         segment = f"seg{i}"
         x = arrays[f"{segment}/xs"]
         start = np.zeros(x.shape[:2], bool)
         start[:, 0] = arrays[f"{segment}/start_of_sequence"]
-        given = {"keys": arrays[f"{segment}/state_in/previous_keys"], "values": arrays[f"{segment}/state_in/previous_values"]}
+        given = {
+            "keys": arrays[f"{segment}/state_in/previous_keys"],
+            "values": arrays[f"{segment}/state_in/previous_values"],
+        }
         grad_params, grad_x = gradient(params, x, given, start, arrays[f"{segment}/cotangent"])
         y, state = apply(params, x, state, start)  # our own state, carried from segment to segment
         assert relative_error(y, arrays[f"{segment}/ys"]) < TOLERANCE

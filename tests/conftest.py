@@ -1,0 +1,40 @@
+"""Shared by all tests: a tiny corpus, and quick compilation."""
+
+import atexit
+import os
+import shutil
+import tempfile
+
+# Before jax is imported. Tests run what they compile once or twice: cheap code generation is faster overall.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("XLA_FLAGS", "--xla_llvm_disable_expensive_passes=true")
+
+# Whole runs compile the same step again and again, in this process and in those that tests start.
+COMPILED = tempfile.mkdtemp(prefix="block_recurrent_compiled_")
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+import numpy as np
+import pytest
+
+from block_recurrent.data.store import Store, write_store
+from block_recurrent.data.vocabulary import ByteVocabulary
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> Store:
+    """A store of a few short documents of text in every split."""
+    rng = np.random.default_rng(0)
+    words = ["alpha", "beta", "gamma", "delta", "epsilon\n"]
+
+    def documents(count):
+        for _ in range(count):
+            text = " ".join(rng.choice(words, rng.integers(5, 60))).encode()
+            yield text, ByteVocabulary().encode(text.decode())
+
+    splits = {"train": documents(12), "validation": documents(4), "test": documents(5)}
+    about = {"task": "text_files", "fingerprint": "tests"}
+    return write_store(tmp_path_factory.mktemp("data") / "corpus", splits, ByteVocabulary(), about)

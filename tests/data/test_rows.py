@@ -1,0 +1,127 @@
+"""The row stream: every token predicted once an epoch, in order, resumable, and the same on any number of hosts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from block_recurrent.data.rows import Cursor, RowStream
+from block_recurrent.data.store import Split
+from block_recurrent.errors import UserError
+
+BLOCK = 4
+
+
+def split_of(lengths) -> Split:
+    """Documents of the given lengths whose tokens are all different, so that each can be recognised."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    counts = np.zeros(len(lengths), np.int64)
+    return Split(np.arange(1, offsets[-1] + 1, dtype=np.uint16), offsets, counts, counts)
+
+
+SPLIT = split_of([9, 1, 30, 2, 17, 4, 5, 13, 25, 0, 8])
+
+
+def stream(**changes) -> RowStream:
+    return RowStream(**{"split": SPLIT, "rows": 3, "segment": 12, "block": BLOCK, "seed": 7, **changes})
+
+
+def targets_of(batches) -> list[int]:
+    return [int(token) for batch in batches for token in batch["targets"][batch["weights"] > 0]]
+
+
+def predictable() -> set[int]:
+    firsts = set(SPLIT.tokens[SPLIT.offsets[:-1][SPLIT.lengths > 0]])
+    return set(map(int, SPLIT.tokens)) - set(map(int, firsts))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("segment", [4, 12, 40])
+def test_every_token_but_a_documents_first_is_predicted_once(shuffle, segment):
+    seen = targets_of(stream(shuffle=shuffle, segment=segment, epochs=1))
+    assert sorted(seen) == sorted(predictable())
+
+
+def test_epochs_each_hold_every_token_and_differ_in_order():
+    seen = targets_of(stream(epochs=2, rows=1))
+    half = len(seen) // 2
+    assert sorted(seen[:half]) == sorted(seen[half:]) == sorted(predictable())
+    assert seen[:half] != seen[half:]
+
+
+def test_documents_begin_on_blocks_and_continue_in_their_row():
+    """Each input is followed by its target in the same row, unless a document ends there."""
+    before = [None] * 3
+    for batch in stream(epochs=1):
+        for row in range(3):
+            for at in range(12):
+                token, target = int(batch["inputs"][row, at]), int(batch["targets"][row, at])
+                if not batch["weights"][row, at]:
+                    assert token == 0 and not batch["start"][row, at]
+                    continue
+                assert target == token + 1
+                begins = token - 1 in SPLIT.offsets[:-1]
+                assert batch["start"][row, at] == begins
+                if begins:
+                    assert at % BLOCK == 0
+                else:
+                    assert before[row] == token
+                before[row] = target
+
+
+def test_no_padding_beyond_the_block():
+    """A short document does not cost a segment: only the rest of its last block is padding."""
+    batches = list(stream(rows=1, segment=40, epochs=1))
+    padding = sum(float(np.sum(batch["weights"] == 0)) for batch in batches[:-1])
+    assert padding <= len(SPLIT.lengths) * (BLOCK - 1)
+
+
+def test_resumes_from_the_cursor_alone():
+    whole = list(stream(epochs=2))
+    fresh, cursor, resumed = stream(epochs=2), stream().begin(), []
+    while not fresh.finished(cursor):
+        # A new stream for every batch, and the cursor through JSON as a checkpoint does.
+        batch, cursor = stream(epochs=2).read(Cursor(**json.loads(json.dumps(cursor.to_json()))))
+        resumed.append(batch)
+    assert len(whole) == len(resumed)
+    for a, b in zip(whole, resumed, strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_together_read_what_one_reads(hosts):
+    """Also when the number of hosts changes half-way: the cursor is the same on all of them."""
+    rows = 4
+    one, cursor = stream(rows=rows), stream(rows=rows).begin()
+    for _ in range(20):
+        whole, after = one.read(cursor)
+        shares = [
+            stream(rows=rows, local=range(host * rows // hosts, (host + 1) * rows // hosts)).read(cursor)
+            for host in range(hosts)
+        ]
+        for name in whole:
+            np.testing.assert_array_equal(np.concatenate([batch[name] for batch, _ in shares]), whole[name])
+        assert all(their == after for _, their in shares)
+        cursor = after
+
+
+def test_reading_does_not_move_the_cursor_it_was_given():
+    cursor = stream().begin()
+    stream().read(cursor)
+    assert cursor == stream().begin()
+
+
+def test_seed_decides_the_order():
+    first = [next(iter(stream(seed=seed)))["inputs"].tolist() for seed in (1, 1, 2)]
+    assert first[0] == first[1] != first[2]
+
+
+def test_segment_must_be_a_multiple_of_the_block():
+    with pytest.raises(UserError, match=r"segment 10 is not a multiple .* 4: try 8"):
+        stream(segment=10)
+
+
+def test_nothing_to_predict_is_an_empty_corpus():
+    with pytest.raises(UserError, match="corpus is empty"):
+        stream(split=split_of([1, 0, 1]))

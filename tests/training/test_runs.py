@@ -1,0 +1,151 @@
+"""Whole runs of the train command: resume after kill -9 and SIGTERM bit for bit, divergence, and what is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from block_recurrent import train
+from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
+from block_recurrent.training.reporting import read_metrics
+
+TINY = str(Path(__file__).parents[1] / "tiny.gin")
+
+
+def arguments(corpus, workdir, *more):
+    return [f"--gin_file={TINY}", f"--workdir={workdir}", f"--gin.STORE='{corpus.folder}'", *more]
+
+
+def saved(workdir, step):
+    """Everything in a checkpoint, as NumPy."""
+    folder = Path(workdir).absolute() / "checkpoints" / str(step)
+    with ocp.StandardCheckpointer() as reader:
+        trees = {item: reader.restore(folder / item) for item in ("params", "training")}
+    cursor = json.loads((folder / "cursor" / "metadata").read_text())
+    return jax.tree.map(np.asarray, trees), cursor
+
+
+def assert_bit_identical(a, b):
+    assert a[1] == b[1]
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a[0]), jax.tree.leaves(b[0]), strict=True):
+        assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), jax.tree_util.keystr(path)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    train.main(arguments(corpus, workdir))
+    return workdir
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_is_bit_identical(corpus, uninterrupted, tmp_path):
+    """Law 10: kill -9 in the middle, the same command again: parameters, optimizer, state, cursor and rng are the same."""
+    workdir = tmp_path / "killed"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.training.killed",
+        "6",
+        str(int(signal.SIGKILL)),
+        *arguments(corpus, workdir),
+    ]
+    died = subprocess.run(command, cwd=Path(__file__).parents[2], env=os.environ, capture_output=True, text=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    steps = [int(folder.name) for folder in (workdir / "checkpoints").iterdir() if folder.name.isdigit()]
+    assert steps and max(steps) < 6
+    train.main(arguments(corpus, workdir))
+    assert_bit_identical(saved(workdir, 8), saved(uninterrupted, 8))
+    rows = [row["step"] for row in read_metrics(workdir / "metrics.jsonl") if "loss" in row]
+    assert rows == list(range(1, 9)), "a resumed run neither repeats nor loses a row of metrics"
+
+
+def test_sigterm_saves_and_exits_with_its_own_code(corpus, uninterrupted, tmp_path, monkeypatch):
+    from block_recurrent.data.rows import RowStream
+    from tests.training.killed import kill_before_step
+
+    workdir = tmp_path / "preempted"
+    monkeypatch.setattr(RowStream, "read", RowStream.read)  # so that the next line is undone
+    kill_before_step(5, signal.SIGTERM)
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(train.main, arguments(corpus, workdir))
+    assert exit_code.value.code == PREEMPTED
+    monkeypatch.undo()
+    assert (workdir / "checkpoints" / "5").is_dir()
+    train.main(arguments(corpus, workdir))
+    assert_bit_identical(saved(workdir, 8), saved(uninterrupted, 8))
+
+
+def test_a_run_tells_what_it_is_before_it_starts(corpus, tmp_path, capsys):
+    train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=1"))
+    told = capsys.readouterr().out
+    before, _, _ = told.partition("starting from scratch")
+    assert "parameters:      8," in before and "tokens per step: 64 = 4 rows x 16" in before
+    assert "stack/layers_0/keys" in before and "(2, 16, 16)" in before
+
+
+def test_a_finished_run_may_go_on_longer(corpus, tmp_path):
+    train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=2"))
+    train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=4"))
+    assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
+
+
+def test_divergence_stops_and_keeps_the_last_good_checkpoint(corpus, tmp_path, capsys):
+    """An infinite loss is told in one line, and nothing that is not finite is saved."""
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(train.main, arguments(corpus, tmp_path / "run", "--gin.LEARNING_RATE=1e30", "--gin.WARMUP=1000000"))
+    assert exit_code.value.code == MISTAKE
+    assert "the run has diverged" in capsys.readouterr().err
+    kept = [int(folder.name) for folder in (tmp_path / "run" / "checkpoints").iterdir() if folder.name.isdigit()]
+    for step in kept:
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(saved(tmp_path / "run", step)[0]["params"]))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--gin.STEPZ=3"], "no gin name STEPZ: did you mean STEPS?"),
+        (["--gin.train.stepz=3"], "did you mean steps?"),
+        (["--gin.trian.steps=3"], "did you mean"),
+        (["--gin.STEPS"], "write --gin.NAME=VALUE"),
+        (["--gin.STEPS=%MISSING"], "MISSING"),
+        (["--gin_file=configs/quickstrat.gin"], "did you mean configs/quickstart.gin?"),
+        (["--gin.STORE='nowhere'"], "no prepared data in nowhere"),
+        (["--gin.FSDP=3"], "does not cover the 1 device"),
+        (["--gin.train.accumulate=3"], "4 rows do not divide over data x fsdp = 1 times 3"),
+        (["--gin.train.segment=20"], "segment 20 is not a multiple of the model's block (its window) 8: try 16"),
+        (["--gin.VOCABULARY=100"], "has 259 token ids, the model's vocabulary_size is 100"),
+        (["--gin.PATTERN='2*slyde'"], "'2*slyde' is not one of slide"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_and_nothing_is_written(corpus, tmp_path, capsys, more, message):
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(train.main, arguments(corpus, tmp_path / "run", *more))
+    told = capsys.readouterr().err
+    assert exit_code.value.code == MISTAKE
+    assert message in told and told.startswith("error: ") and told.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_workdir_of_another_config_is_refused(corpus, uninterrupted):
+    with pytest.raises(UserError, match="holds a run of another config .*DIM = "):
+        train.main(arguments(corpus, uninterrupted, "--gin.DIM=24"))
+    with pytest.raises(UserError, match="holds a run of another config"):
+        train.main(arguments(corpus, uninterrupted, "--gin.train.seed=5"))
+
+
+def test_a_damaged_checkpoint_is_named(corpus, tmp_path):
+    workdir = tmp_path / "run"
+    train.main(arguments(corpus, workdir, "--gin.STEPS=4"))
+    for file in (workdir / "checkpoints" / "4" / "params").rglob("*"):
+        if file.is_file() and file.parent.name == "d":
+            file.write_bytes(b"garbage")
+    with pytest.raises(UserError, match=r"checkpoints/4 is damaged .* go on from step 2"):
+        train.main(arguments(corpus, workdir))
