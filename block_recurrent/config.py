@@ -133,7 +133,7 @@ def settings(text: str) -> set[str]:
 
 
 def load_config(workdir: Path, also_trust: Iterable[str] = ()) -> None:
-    """Parses the config saved in a workdir, which may come from elsewhere: it may name this project's code and nothing else."""
+    """Parses the config of a workdir, which may come from elsewhere: it may name this project's code, nothing else."""
     file = workdir / CONFIG
     if not file.is_file():
         raise UserError(f"{workdir} is not a run: it has no {CONFIG}; give the --workdir of a training run")
@@ -145,7 +145,14 @@ def load_config(workdir: Path, also_trust: Iterable[str] = ()) -> None:
         if re.match(r"\s*include\b", line):
             raise UserError(f"{file} includes other files: a saved config is flat")
     parse([str(file)], [])
-    for configurable in gin.config._INVERSE_REGISTRY.values():  # gin has no public way to list what a config refers to
+    for configurable in referred_to():
         module = configurable.wrapped.__module__ or ""
         if module.partition(".")[0] not in (*trusted, "gin"):
+            gin.clear_config()
             raise UserError(f"{file} refers to {module}.{configurable.name}, which is not this project's code")
+
+
+def referred_to() -> list:
+    """The functions and classes that the parsed configuration binds or refers to; gin has no public way to list them."""
+    bound = [gin.config._REGISTRY[selector] for _, selector in gin.config._CONFIG]
+    return bound + [reference.configurable for reference in gin.config.iterate_references(gin.config._CONFIG)]

@@ -1,5 +1,6 @@
 """Mistakes a person can mend: one line that says what is wrong, where, and what to do."""
 
+import errno
 import sys
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,11 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     except BrokenPipeError:  # `... | head` closed the pipe
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or debug:
+            raise
+        print(f"error: the disk is full ({error.filename or first_line(error)}): free some space", file=sys.stderr)
+        sys.exit(MISTAKE)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -5,6 +5,7 @@ python -m block_recurrent.report runs/quickstart
 
 import json
 import math
+import sys
 from pathlib import Path
 
 from block_recurrent.commandline import command_parser
@@ -54,16 +55,41 @@ def main(arguments: list[str]) -> None:
         )
         if drawn
     ]
-    print(f"\n{workdir}: step {rows[-1]['step']:,}")
+    print(f"\n{workdir}, step {rows[-1]['step']:,}")
     for file in sorted((workdir / "evaluation").glob("*.json")):
         score = json.loads(file.read_text())
-        print(
-            f"  held-out bits per byte on {score['of']}: {score['bits_per_byte']:.3f}  (step {score['step']:,}, {file})"
-        )
-    print(f"  checkpoints   {workdir / 'checkpoints'}")
-    print(f"  TensorBoard   tensorboard --logdir={workdir / 'tensorboard'}")
-    print(f"  plots         {'  '.join(map(str, plots))}")
-    print(f"  config        {workdir / 'config.gin'}")
+        print(f"  {score['bits_per_byte']:.3f} bits per byte on {score['of']} at step {score['step']:,}  ({file})")
+    print(f"  checkpoints  {workdir / 'checkpoints'}")
+    print(f"  TensorBoard  {Path(executable()).with_name('tensorboard')} --logdir={workdir / 'tensorboard'}")
+    print(f"  plots        {' '.join(map(str, plots))}")
+    print(f"  config       {workdir / 'config.gin'}\n")
+    print(next_commands(workdir, rows[-1]["step"]))
+
+
+def next_commands(workdir: Path, step: int) -> str:
+    """The exact commands to go on with: resume, evaluate, generate, and the same on one's own text."""
+    from block_recurrent.inference.run import read_about
+
+    run = f"{executable()} -m block_recurrent"
+    command = read_about(workdir)["command"]
+    mine = command.replace(str(workdir), "runs/mine")
+    return "\n".join(
+        [
+            "Go on:",
+            f"  train longer      {run}.train {command} --gin.STEPS={2 * step}",
+            f"  evaluate          {run}.evaluate {workdir} --text=README.md",
+            f"  generate          {run}.generate {workdir} --prompt='class ' --samples=3 --top_p=0.9",
+            "On your own folder of text:",
+            f"  prepare           {run}.prepare --task=text_files --files=FOLDER --output=data/mine",
+            f"  train             {run}.train {mine} --gin.STORE=\"'data/mine'\"",
+        ]
+    )
+
+
+def executable() -> str:
+    """This Python, as short as it can be typed here."""
+    python = Path(sys.executable)
+    return str(python.relative_to(Path.cwd())) if python.is_relative_to(Path.cwd()) else str(python)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ python -m block_recurrent.train --gin_file=configs/quickstart.gin --workdir=runs
 python -m block_recurrent.train --gin_file=... --gin.STEPS=2000 --gin.train.seed=1 --workdir=...
 """
 
+import shlex
 from pathlib import Path
 
 from block_recurrent.commandline import command_parser, gin_bindings
@@ -25,23 +26,10 @@ def main(arguments: list[str]) -> None:
     def started(store) -> None:
         config.save_config(options.workdir)
         config.save_operative(options.workdir)
-        save_run(options.workdir, store)
+        save_run(options.workdir, store, shlex.join(arguments))
 
     config.configured(train, workdir=str(options.workdir), started=started)()
-    print(f"\nThe run is in {options.workdir}. To go on:\n" + next_commands(options.workdir, options.gin_file))
-
-
-def next_commands(workdir: Path, gin_files: list[str]) -> str:
-    """Commands a person would type next."""
-    files = " ".join(f"--gin_file={file}" for file in gin_files)
-    return "\n".join(
-        [
-            f"  python -m block_recurrent.evaluate {workdir}",
-            f"  python -m block_recurrent.generate {workdir} --prompt='def '",
-            f"  python -m block_recurrent.report {workdir}",
-            f"  python -m block_recurrent.train {files} --workdir={workdir} --gin.STEPS=...   # train longer",
-        ]
-    )
+    print(f"\nThe run is in {options.workdir}; python -m block_recurrent.report {options.workdir} sums it up.")
 
 
 if __name__ == "__main__":

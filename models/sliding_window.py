@@ -1,9 +1,9 @@
-"""The sliding-window transformer layer, the baseline of "Block-Recurrent Transformers" (Hutchins et al. 2022, section 4.1).
+"""The sliding-window transformer layer, baseline of "Block-Recurrent Transformers" (Hutchins et al. 2022, 4.1).
 
-Keys and values of the last window are cached across segments, so a token sees exactly `window` tokens before it, whatever the
-segment's length. Transformer-XL is the case segment = window. Where the authors' code differs from their paper, the code that
-produced the published numbers is followed: RMS norm, a token does not see itself, and the empty cache of a document's start is
-zeros that take part in the softmax.
+Keys and values of the last window are cached across segments, so a token sees exactly `window` tokens before it,
+whatever the segment's length. Transformer-XL is the case segment = window. Where the authors' code differs from their
+paper, the code that produced the published numbers is followed: RMS norm, a token does not see itself, and the empty
+cache of a document's start is zeros that take part in the softmax.
 """
 
 import jax
@@ -21,8 +21,8 @@ from block_recurrent.layers.relative_bias import BUCKETS
 class SlidingWindowLayer(nn.Module):
     """Attention over the last `window` tokens, then a feed-forward sublayer.
 
-    `query_tile` (a divisor of the window) is how many queries are attended at once: each tile reads window + query_tile
-    keys, so smaller tiles waste less of their mask and larger ones make better matrix products.
+    `query_tile`, a divisor of the window, is how many queries are attended at once: each tile reads window + query_tile
+    keys, so smaller tiles waste less on their mask and larger ones make better matrix products.
     """
 
     heads: int

@@ -1,8 +1,9 @@
 """The row stream: each row of the batch reads its own documents in order, segment after segment.
 
-All documents of all epochs form one endless sequence, shuffled per epoch from (seed, epoch). A row that has finished its document takes the
-next of the sequence, rows in order. So where the stream stands is a few integers, the same on every host: which document of the
-sequence each row is in, how far, and which comes next. A host advances all rows and reads the tokens of its own.
+All documents of all epochs form one endless sequence, shuffled per epoch from (seed, epoch). A row that has
+finished its document takes the next of the sequence, rows in order. So where the stream stands is a few integers,
+the same on every host: which document of the sequence each row is in, how far, and which comes next. A host
+advances all rows and reads the tokens of its own.
 """
 
 import functools
@@ -33,9 +34,10 @@ class Cursor:
 class RowStream:
     """Batches of `inputs, targets, weights, start`, each [rows segment].
 
-    Inside a segment documents are padded to `block`. The token after each input is its target; no target crosses a document, and every
-    token but a document's first is a target exactly once per epoch. With `epochs` the stream ends, and rows with nothing left are
-    padding; without, it never does. `local` are the rows this host reads, all by default.
+    Inside a segment documents are padded to `block`. The token after each input is its target; no target crosses a
+    document, and every token but a document's first is a target exactly once per epoch. With `epochs` the stream
+    ends, and rows with nothing left are padding; without, it never does. `local` are the rows that this host reads,
+    all by default.
     """
 
     split: Split
@@ -45,7 +47,7 @@ class RowStream:
     seed: int = 0
     shuffle: bool = True
     epochs: int | None = None
-    local: range | None = None
+    local: tuple[int, ...] | None = None
 
     def __post_init__(self):
         if self.segment % self.block:
@@ -85,6 +87,7 @@ class RowStream:
     def read(self, cursor: Cursor) -> tuple[dict[str, np.ndarray], Cursor]:
         """The batch at a cursor, and the cursor after it."""
         local = range(self.rows) if self.local is None else self.local
+        places = {row: place for place, row in enumerate(local)}
         shape = (len(local), self.segment)
         batch = {
             "inputs": np.zeros(shape, np.int32),
@@ -94,7 +97,7 @@ class RowStream:
         }
         after = Cursor(cursor.upcoming, list(cursor.document), list(cursor.offset))
         for row in range(self.rows):
-            self._fill(row, after, batch, local.index(row) if row in local else None)
+            self._fill(row, after, batch, places.get(row))
         return batch, after
 
     def _fill(self, row: int, cursor: Cursor, batch: dict[str, np.ndarray], at_row: int | None) -> None:

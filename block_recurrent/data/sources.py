@@ -125,7 +125,7 @@ def glob_documents(pattern: Path) -> Iterator[Document]:
 
 
 def split_by_document(documents: Sequence[Document], salt: str, share: float = 0.05) -> dict[str, tuple[Document, ...]]:
-    """Validation and test get `share` of the documents each, at least one where there are three or more; order by hash."""
+    """Validation and test get `share` of the documents each, by hash, and at least one where there are three."""
     ranked = sorted(documents, key=lambda document: hashlib.sha256((salt + document.name).encode()).digest())
     held_out = max(round(share * len(ranked)), 1)
     sizes = (min(held_out, max(len(ranked) - 1, 0)), min(held_out, max(len(ranked) - 2, 0)))

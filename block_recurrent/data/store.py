@@ -118,7 +118,7 @@ def split_in_memory(texts: Iterable[bytes], vocabulary: Vocabulary) -> Split:
 def write_store(
     folder: Path, splits: dict[str, Iterable[tuple[bytes, np.ndarray]]], vocabulary: Vocabulary, about: dict
 ) -> Store:
-    """Writes (text, tokens) of every split under a temporary name and renames: a killed prepare leaves no store behind."""
+    """Writes (text, tokens) of every split under a temporary name, then renames: a killed prepare leaves no store."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an earlier, killed prepare
     partial.mkdir(parents=True)

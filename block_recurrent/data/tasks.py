@@ -19,9 +19,8 @@ class TokenisedDocument:
 
 
 def register(source: Source, vocabulary: Vocabulary) -> seqio.Task:
-    """Registers `{source}_{vocabulary kind}` with seqio, its examples whole documents: name, text, targets."""
-    name = f"{source.name}_{vocabulary.kind}"
-    seqio.TaskRegistry.remove(name)
+    """Registers a source with seqio under its name, its examples whole documents: name, text, targets."""
+    seqio.TaskRegistry.remove(source.name)
 
     def examples(split: str, shuffle_files: bool = False, seed: int | None = None) -> tf.data.Dataset:
         del shuffle_files, seed  # the row stream shuffles whole documents, reproducibly
@@ -32,7 +31,7 @@ def register(source: Source, vocabulary: Vocabulary) -> seqio.Task:
         )
 
     return seqio.TaskRegistry.add(
-        name,
+        source.name,
         source=seqio.FunctionDataSource(examples, splits=tuple(source.splits)),
         preprocessors=[
             lambda dataset: dataset.map(lambda example: {**example, "targets": example["text"]}),

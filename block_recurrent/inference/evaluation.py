@@ -61,7 +61,7 @@ class Evaluator:
         rows: int,
         segment: int,
         place: Callable = lambda batch: batch,
-        local: range | None = None,
+        local: tuple[int, ...] | None = None,
     ):
         self.model, self.rows, self.segment, self.place, self.local = model, rows, segment, place, local
 

@@ -68,8 +68,9 @@ class Generator:
         self._step: Callable = jax.jit(step, donate_argnums=4)
 
     def __call__(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int = 0) -> Iterator[np.ndarray]:
-        """Continues prompts of any lengths side by side: yields [b] per new position of the longest row, -1 where a row is
-        still reading its prompt or has its `tokens` already."""
+        """Continues prompts of any lengths side by side: yields tokens [b] as they are drawn, -1 where a row is still
+        reading its prompt or has all its `tokens` already.
+        """
         lengths = np.array([len(prompt) for prompt in prompts])
         if not lengths.all():
             raise UserError("a prompt is empty: the model needs a first token to go on from")
@@ -77,14 +78,16 @@ class Generator:
         given = np.zeros((rows, longest + tokens), np.int32)
         for row, prompt in enumerate(prompts):
             given[row, : len(prompt)] = prompt
-        state, key = self.model.initial_state(rows), jax.random.key(seed)
+        # Put where the parameters are, like what the steps return: a jitted function compiles anew for a stray array.
+        device = next(iter(jax.tree.leaves(self.params)[0].devices()))
+        begin = (self.model.initial_state(rows), jnp.zeros(rows, jnp.int32), jax.random.key(seed))
+        state, drawn, key = jax.device_put(begin, device)
         block = self.model.block
         whole = (int(lengths.min()) - 1) // block * block  # the last token of every prompt goes through a step
         for at in range(0, whole, block):
             start = np.zeros((rows, block), bool)
             start[:, 0] = at == 0
             state = self._prefill(self.params, given[:, at : at + block], state, start)
-        drawn = jnp.zeros(rows, jnp.int32)
         for at in range(whole, longest + tokens - 1):
             drawn, state, key = self._step(
                 self.params, given[:, at], at < lengths, drawn, state, np.full(rows, at == 0), key

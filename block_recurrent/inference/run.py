@@ -19,16 +19,17 @@ RUN = "run.json"
 TRAIN = "block_recurrent.training.loop.train"  # what the config is of
 
 
-def save_run(workdir: Path, store: Store) -> None:
-    """Notes which data a run is of, with its vocabulary; refuses other data than it began with."""
+def save_run(workdir: Path, store: Store, command: str) -> None:
+    """Notes how a run was started, on which data, with which vocabulary; refuses other data than it began with."""
     about = {
+        "command": command,
         "store": str(store.folder.absolute()),
         "train_sha256": store.manifest["splits"]["train"]["sha256"],
         "vocabulary": store.manifest["vocabulary"],
     }
     file = workdir / RUN
     if file.exists():
-        before = json.loads(file.read_text())
+        before = read_about(workdir)
         if before["train_sha256"] != about["train_sha256"] or before["vocabulary"] != about["vocabulary"]:
             raise UserError(
                 f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
@@ -87,8 +88,12 @@ def open_run(workdir: str | Path, trust: list[str] | None = None) -> Run:
 
     workdir = Path(workdir)
     config.load_config(workdir, trust or ())
+    return Run(workdir, config.bindings_of(TRAIN), read_about(workdir))
+
+
+def read_about(workdir: Path) -> dict[str, Any]:
+    """What save_run noted."""
     try:
-        about = json.loads((workdir / RUN).read_text())
+        return json.loads((workdir / RUN).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{workdir / RUN} cannot be read ({error}): {workdir} is not a complete run") from error
-    return Run(workdir, config.bindings_of(TRAIN), about)

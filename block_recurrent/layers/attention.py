@@ -56,8 +56,8 @@ def sliding_window_attention(
     """Attends over a segment and the cache: outputs [b n h k], and the next cache, keys and values [b w h k].
 
     queries, keys, values [b n h k], keys and queries normalised; cached_keys, cached_values [b w h k]; start [b n];
-    scale [h]; bias_table [h 32]. Before the first token of a document lie zero keys and values, not masked. A length that is a
-    multiple of the window takes starts on its multiples and tiles of `query_tile` queries, which divides the window.
+    scale [h]; bias_table [h 32]. Before the first token of a document lie zero keys and values, not masked.
+    A length that is a multiple of the window takes starts on its multiples, and tiles of `query_tile` queries.
     """
     b, n = queries.shape[:2]
     window = cached_keys.shape[1]

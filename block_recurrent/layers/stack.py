@@ -26,7 +26,7 @@ def pattern(spec: str, layers: Mapping[str, nn.Module]) -> tuple[nn.Module, ...]
 
 
 def stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = False) -> "Stack":
-    """Builds a stack; with `scan_depth`, a run of equal layers is compiled once and holds stacked parameters."""
+    """Builds a stack; with `scan_depth`, equal neighbours are compiled once and hold stacked parameters."""
     runs: list[list] = []
     for layer in layers:
         if scan_depth and runs and runs[-1][0] == layer:
@@ -37,7 +37,8 @@ def stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = Fa
     for layer in layers:
         if block % layer.block:
             raise UserError(
-                f"a layer of block {layer.block} does not fit in a stack of block {block}: make one a multiple of the other"
+                f"a layer of block {layer.block} does not fit in a stack of block {block}: "
+                "make one a multiple of the other"
             )
     return Stack(
         layers=tuple(layer.clone() for layer, _ in runs),

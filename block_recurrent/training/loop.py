@@ -43,19 +43,18 @@ def train(
 ) -> None:
     """Trains up to `steps`, from the latest checkpoint in `workdir` if there is one.
 
-    `rows` documents are read side by side, `segment` tokens of each a step; `accumulate` splits the rows of a step. Every
-    `evaluate_every` steps the first `evaluation_batches` batches of the validation split are evaluated (all by default).
-    `started` is called once everything has been checked and nothing has been written.
+    `rows` documents are read side by side, `segment` tokens of each a step; `accumulate` splits the rows of a step.
+    Every `evaluate_every` steps the first `evaluation_batches` batches of the validation split are evaluated (all by
+    default). `started` is called once everything has been checked and nothing has been written.
     """
     data = open_store(store)
     check_vocabulary(model, data)
     mesh = make_mesh() if mesh is None else mesh
     check_rows(rows, mesh, accumulate)
-    local = rows_of_this_process(rows)
-    stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=local)
-    held_out = data.split("validation") if data.manifest["splits"]["validation"]["documents"] else None
     trainer = Trainer(model, optimizer, mesh, rows, accumulate)
-    evaluator = Evaluator(model, rows, segment, trainer.place, local)
+    stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=trainer.local_rows())
+    held_out = data.split("validation") if data.manifest["splits"]["validation"]["documents"] else None
+    evaluator = Evaluator(model, rows, segment, trainer.place, trainer.local_rows())
 
     started(data)
     checkpoints = Checkpoints(Path(workdir) / "checkpoints", keep_checkpoints)
@@ -121,14 +120,9 @@ def check_vocabulary(model: nn.Module, store: Store) -> None:
     size = store.manifest["vocabulary"]["size"]
     if size > model.vocabulary_size:
         raise UserError(
-            f"{store.folder} has {size} token ids, the model's vocabulary_size is {model.vocabulary_size}: set it to {size} or more"
+            f"{store.folder} has {size} token ids, the model's vocabulary_size is {model.vocabulary_size}: "
+            f"set it to {size} or more"
         )
-
-
-def rows_of_this_process(rows: int) -> range:
-    """The rows of the global batch that this host reads: its share, in order."""
-    share = rows // jax.process_count()
-    return range(jax.process_index() * share, (jax.process_index() + 1) * share)
 
 
 class Pending:
@@ -154,8 +148,9 @@ class Pending:
         self.waiting = None
         if not all(map(math.isfinite, (metrics["loss"], metrics["gradient_norm"], metrics["update_norm"]))):
             raise UserError(
-                f"step {step}: loss {metrics['loss']}, gradient norm {metrics['gradient_norm']}: the run has diverged and stops; its last "
-                "checkpoint is good. Lower the learning rate, lengthen the warm-up or clip gradients, in a new workdir"
+                f"step {step}: loss {metrics['loss']}, gradient norm {metrics['gradient_norm']}: the run has diverged "
+                "and stops; its last checkpoint is good. Lower the learning rate, lengthen the warm-up or clip "
+                "gradients, in a new workdir"
             )
         self.timed_steps += 1
         speed = self.timed_steps * self.tokens_per_step / max(time.perf_counter() - self.clock, 1e-9)
@@ -169,8 +164,10 @@ class Pending:
                 "tokens": float(tokens),
                 "tokens_per_second": speed,
             }
-            text = f"step {step}: loss {values['loss']:.4f} ({values['loss'] / math.log(2):.3f} bits), {speed:,.0f} tokens/s"
-            self.report.metrics(step, values, text)
+            bits = values["loss"] / math.log(2)
+            self.report.metrics(
+                step, values, f"step {step}: loss {values['loss']:.4f} ({bits:.3f} bits), {speed:,.0f} tokens/s"
+            )
             self.recent = []
             self.restart_clock()
 

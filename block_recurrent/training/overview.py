@@ -22,7 +22,8 @@ def overview(model: nn.Module, params, mesh: Mesh, rows: int, segment: int, step
     return "\n".join(
         [
             parameter_overview.get_parameter_overview(params, include_stats=False),
-            f"parameters:      {count:,} ({outside:,} without the embedding), state of a row: {state_bytes / 1024:,.0f} kB",
+            f"parameters:      {count:,} ({outside:,} without the embedding)",
+            f"state of a row:  {state_bytes / 1024:,.0f} kB",
             f"tokens per step: {tokens:,} = {rows} rows x {segment}; {steps:,} steps = {tokens * steps:,} tokens, "
             f"{tokens * steps / corpus:.2f} epochs of {corpus:,}",
             f"devices:         {jax.device_count()} {device.platform} ({device.device_kind}), mesh {shape}",

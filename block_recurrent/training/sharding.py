@@ -69,7 +69,7 @@ def parameter_specs(boxed, mesh: Mesh):
 
 
 def optimizer_specs(optimizer: optax.GradientTransformation, params, specs):
-    """PartitionSpecs of an optimizer's state: like its parameter's, less the axis that a factored statistic averages away."""
+    """PartitionSpecs of an optimizer's state: its parameter's, less the axis a factored statistic averages away."""
     of_path = {
         path: (leaf.shape, spec)
         for (path, leaf), spec in zip(

@@ -83,7 +83,13 @@ class Trainer:
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             return self._step(state, self.place(batch))
 
+    def local_rows(self) -> tuple[int, ...]:
+        """The rows of the global batch that live on this process's devices: those it reads."""
+        mine = self.batch_sharding.addressable_devices_indices_map((self.rows,)).values()
+        return tuple(sorted({row for (rows,) in mine for row in range(self.rows)[rows]}))
+
     def place(self, batch: Batch) -> Batch:
+        """Puts this process's rows on its devices, as part of the global batch."""
         return {name: jax.make_array_from_process_local_data(self.batch_sharding, rows) for name, rows in batch.items()}
 
 

@@ -97,7 +97,7 @@ def test_hosts_together_read_what_one_reads(hosts):
     for _ in range(20):
         whole, after = one.read(cursor)
         shares = [
-            stream(rows=rows, local=range(host * rows // hosts, (host + 1) * rows // hosts)).read(cursor)
+            stream(rows=rows, local=tuple(range(host * rows // hosts, (host + 1) * rows // hosts))).read(cursor)
             for host in range(hosts)
         ]
         for name in whole:

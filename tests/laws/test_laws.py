@@ -86,7 +86,7 @@ def rows(tree, index):
 
 
 def test_state_keeps_its_shape(subject):
-    """State in and out have the same tree, shapes and types, all led by the batch axis; initial_state needs no parameters."""
+    """State in and out have the same tree, shapes and types, all led by the batch axis."""
     empty = subject.layer.initial_state(ROWS)
     _, after = subject.whole
     shapes = [jax.tree.map(lambda a: (a.shape, a.dtype), tree) for tree in (empty, subject.state, after)]

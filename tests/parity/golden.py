@@ -11,7 +11,7 @@ GOLDEN = Path(os.environ.get("BR_GOLDEN", Path(__file__).parents[3] / "shared" /
 
 
 def fixture_files(folder: str, *patterns: str) -> list:
-    """One pytest parameter per fixture, its id containing folder and file name; a single skipped one where there are none."""
+    """One pytest parameter per fixture, its id of folder and file name; a single skipped one where there are none."""
     files = sorted(file for pattern in patterns for file in (GOLDEN / folder).glob(f"{pattern}.npz"))
     if not files:
         skip = pytest.mark.skip(reason=f"no fixtures {patterns} in {GOLDEN / folder}: set BR_GOLDEN to their folder")

@@ -47,7 +47,7 @@ def uninterrupted(corpus, tmp_path_factory):
 
 @pytest.mark.slow
 def test_killed_and_started_again_is_bit_identical(corpus, uninterrupted, tmp_path):
-    """Law 10: kill -9 in the middle, the same command again: parameters, optimizer, state, cursor and rng are the same."""
+    """Law 10: kill -9 in the middle, the same command again: everything in the last checkpoint is the same."""
     workdir = tmp_path / "killed"
     command = [
         sys.executable,
@@ -135,7 +135,7 @@ def test_mistakes_are_told_in_one_line_and_nothing_is_written(corpus, tmp_path, 
 
 
 def test_a_workdir_of_another_config_is_refused(corpus, uninterrupted):
-    with pytest.raises(UserError, match="holds a run of another config .*DIM = "):
+    with pytest.raises(UserError, match=r"holds a run of another config .*DIM = "):
         train.main(arguments(corpus, uninterrupted, "--gin.DIM=24"))
     with pytest.raises(UserError, match="holds a run of another config"):
         train.main(arguments(corpus, uninterrupted, "--gin.train.seed=5"))

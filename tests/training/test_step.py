@@ -20,9 +20,9 @@ def model(**changes):
     return LanguageModel(260, 16, stack(pattern("2*slide", {"slide": layer})))
 
 
-def losses(corpus, accumulate=1, optimizer=None, steps=4):
+def losses(corpus, accumulate=1, optimizer=None, steps=4, mesh=None):
     optimizer = optimizer or optimizers.adafactor(optimizers.inverse_square_root(warmup=4))
-    trainer = Trainer(model(), optimizer, make_mesh(), rows=8, accumulate=accumulate)
+    trainer = Trainer(model(), optimizer, mesh or make_mesh(), rows=8, accumulate=accumulate)
     stream = RowStream(corpus.split("train"), rows=8, segment=16, block=8)
     state, cursor, seen = trainer.init(0), stream.begin(), []
     for _ in range(steps):

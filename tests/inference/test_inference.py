@@ -1,0 +1,193 @@
+"""Evaluation and generation, from a workdir alone."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from block_recurrent import evaluate, generate, report, train
+from block_recurrent.data.store import split_in_memory
+from block_recurrent.errors import UserError
+from block_recurrent.inference.evaluation import Evaluator
+from block_recurrent.inference.generation import Generator, Sampling
+from block_recurrent.inference.run import open_run
+from tests.training.test_runs import arguments
+
+
+@pytest.fixture(scope="module")
+def workdir(corpus, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    train.main(arguments(corpus, workdir, "--gin.STEPS=4"))
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def run(workdir):
+    return open_run(workdir)
+
+
+@pytest.fixture(scope="module")
+def params(run):
+    return run.params(run.step())
+
+
+def nats_of(run, params, text: bytes) -> float:
+    """The slow truth: one document, one token at a time, from an empty state."""
+    tokens = run.vocabulary.encode(text.decode())
+    apply = jax.jit(lambda token, state, start: run.model.apply({"params": params}, token, state, start))
+    state, total = run.model.initial_state(1), 0.0
+    for i, (token, target) in enumerate(itertools.pairwise(tokens)):
+        logits, state = apply(jnp.full((1, 1), token), state, jnp.full((1, 1), i == 0))
+        total -= float(jax.nn.log_softmax(logits[0, 0])[target])
+    return total
+
+
+def test_a_split_is_scored_exactly_once_with_state_carried(run, params):
+    """Sums over documents scored alone, token by token, whatever the rows and segments of the evaluation."""
+    texts = [b"alpha beta gamma delta epsilon " * 2, b"gamma gamma", b"x", b"beta", b"delta " * 7]
+    split = split_in_memory(texts, run.vocabulary)
+    expected = sum(nats_of(run, params, text) for text in texts)
+    for rows, segment in ((1, 8), (3, 16), (4, 32)):
+        score = Evaluator(run.model, rows, segment)(params, split)
+        assert score.tokens == sum(len(text) - 1 for text in texts)
+        np.testing.assert_allclose(score.nats, expected, rtol=1e-5)
+        np.testing.assert_allclose(score.bits_per_byte, expected / np.log(2) / score.tokens, rtol=1e-5)
+        # "x" is one token: there is nothing to predict in it, so its word does not count.
+        words = sum(len(text.split()) for text in texts) - 1
+        np.testing.assert_allclose(np.log(score.word_perplexity), expected / words, rtol=1e-5)
+
+
+def test_evaluate_writes_what_it_prints(workdir, capsys):
+    evaluate.main([str(workdir)])
+    written = json.loads((workdir / "evaluation" / "test-4.json").read_text())
+    assert f"{written['bits_per_byte']:.4f}" in capsys.readouterr().out
+    assert written["documents"] == 5
+
+
+def test_evaluate_own_text(workdir, tmp_path):
+    (tmp_path / "mine.txt").write_text("alpha beta gamma")
+    evaluate.main([str(workdir), f"--text={tmp_path / 'mine.txt'}"])
+    assert json.loads((workdir / "evaluation" / "text-4.json").read_text())["tokens"] == len("alpha beta gamma") - 1
+
+
+def continued(run, params, prompts, tokens=20, seed=0, **sampling):
+    """New tokens of each row."""
+    columns = list(Generator(run.model, params, Sampling(**sampling))(prompts, tokens, seed))
+    rows = np.stack(columns, axis=1)
+    return [[int(token) for token in row if token >= 0] for row in rows]
+
+
+def test_greedy_generation_follows_the_model(run, params):
+    """Each new token is the likeliest given everything before it, in one pass over the finished text."""
+    prompt = run.vocabulary.encode("alpha beta gam")
+    new = continued(run, params, [prompt], tokens=30, temperature=0)[0]
+    assert len(new) == 30
+    text = np.concatenate([prompt, new])[None]
+    start = np.zeros(text.shape, bool)
+    start[0, 0] = True
+    logits, _ = run.model.apply({"params": params}, text, run.model.initial_state(1), start)
+    np.testing.assert_array_equal(np.argmax(logits[0, len(prompt) - 1 : -1], axis=-1), new)
+
+
+def test_prompts_of_different_lengths_share_a_batch(run, params):
+    """Each continues as it does alone: shorter than a block, a block, and longer."""
+    prompts = [run.vocabulary.encode(text) for text in ("a", "alpha be", "alpha beta gamma delta eps")]
+    together = continued(run, params, prompts, temperature=0)
+    alone = [continued(run, params, [prompt], temperature=0)[0] for prompt in prompts]
+    assert together == alone
+
+
+def test_seeds_reproduce_and_rows_differ(run, params):
+    prompts = [run.vocabulary.encode("alpha")] * 2
+    first, again, other = (continued(run, params, prompts, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert first[0] != first[1]
+
+
+def test_generation_compiles_once_and_keeps_its_state_size(run, params):
+    """Constant time and memory per token: one program for every position, far beyond window x layers."""
+    generator = Generator(run.model, params, Sampling())
+    list(generator([run.vocabulary.encode("alpha")], tokens=100))
+    list(generator([run.vocabulary.encode("beta")], tokens=10))
+    assert generator._step._cache_size() == 1
+
+
+def draws(sampling, logits, count=300):
+    keys = jax.random.split(jax.random.key(0), count)
+    return set(np.asarray(jax.vmap(lambda key: sampling(jnp.asarray([logits]), key)[0])(keys)).tolist())
+
+
+def test_sampling():
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
+    assert draws(Sampling(), logits) == {0, 1, 2, 3}
+    assert draws(Sampling(temperature=0), logits) == {0}
+    assert draws(Sampling(top_k=2), logits) == {0, 1}
+    assert draws(Sampling(top_k=9), logits) == {0, 1, 2, 3}
+    assert draws(Sampling(top_p=0.65), logits) == {0, 1}
+    assert draws(Sampling(top_p=0.75), logits) == {0, 1, 2}
+    assert draws(Sampling(top_p=1e-6), logits) == {0}
+    assert draws(Sampling(temperature=1e-3), logits) == {0}
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_wrong_sampling_is_told(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        Sampling(**wrong)
+
+
+def test_generate_streams_text(workdir, capsys):
+    generate.main([str(workdir), "--prompt=alpha ", "--tokens=12"])
+    told = capsys.readouterr().out
+    assert told.startswith("alpha ") and len(told) >= len("alpha ") + 5
+    generate.main([str(workdir), "--prompt=alpha", "--prompt=be", "--samples=2", "--tokens=8"])
+    labels = {line[:3] for line in capsys.readouterr().out.splitlines() if line}
+    assert {"[1]", "[2]", "[3]", "[4]"} <= labels
+    with pytest.raises(UserError, match="prompt is empty"):
+        generate.main([str(workdir), "--prompt="])
+
+
+def test_report_draws_and_tells(workdir, capsys):
+    report.main([str(workdir)])
+    told = capsys.readouterr().out
+    for name in ("loss.png", "bits_per_byte.png"):
+        assert (workdir / "plots" / name).read_bytes().startswith(b"\x89PNG") and name in told
+    for command in ("train", "evaluate", "generate", "prepare"):
+        assert f"-m block_recurrent.{command}" in told
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.gin").unlink(), "is not a run"),
+        (lambda folder: (folder / "run.json").write_text("{"), "not a complete run"),
+        (lambda folder: add(folder / "config.gin", "import os\n"), "imports os"),
+        (lambda folder: add(folder / "config.gin", "include 'x.gin'\n"), "flat"),
+        (
+            lambda folder: add(folder / "config.gin", "from block_recurrent import train\nX = @train.shlex.join\n"),
+            "is not this project's code",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_run_or_not_to_be_trusted(workdir, tmp_path, damage, message):
+    for name in ("config.gin", "run.json"):
+        (tmp_path / name).write_text((workdir / name).read_text())
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message):
+        open_run(tmp_path)
+
+
+def add(file, text):
+    head, mark, rest = file.read_text().partition("from models import sliding_window\n")
+    file.write_text(head + mark + text + rest)
+
+
+def test_steps_that_are_not_there(run, tmp_path, workdir):
+    with pytest.raises(UserError, match="no checkpoint of step 3: it has 2, 4"):
+        run.step(3)
+    for name in ("config.gin", "run.json"):
+        (tmp_path / name).write_text((workdir / name).read_text())
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        open_run(tmp_path).step()

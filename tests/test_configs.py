@@ -1,0 +1,65 @@
+"""Every config under configs/ builds, and is the same model with remat and depth scan on and off."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+
+from block_recurrent import config
+from block_recurrent.errors import UserError
+from block_recurrent.training.loop import train
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = [
+    str(file.relative_to(ROOT)) for file in sorted((ROOT / "configs").rglob("*.gin")) if "base" not in file.parts
+]
+
+
+def build(file, *bindings):
+    config.parse([file], bindings)
+    return config.bindings_of(train)
+
+
+def shapes(model):
+    """Names and shapes of the parameters, layer by layer whether they are stacked or not."""
+    tokens = jnp.zeros((1, model.block), jnp.int32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), tokens, model.initial_state(1), tokens.astype(bool))
+    found = []
+    params = nn.unbox(variables)["params"]
+    for i, run in enumerate(model.stack.depths):
+        layer = params["stack"][f"layers_{i}"]
+        stacked = 1 if run > 1 else 0
+        found += [jax.tree.map(lambda leaf, stacked=stacked: leaf.shape[stacked:], layer)] * run
+    return found, jax.tree.map(lambda leaf: leaf.shape, {**params, "stack": None})
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS)
+def test_same_parameters_with_remat_and_depth_scan_on_and_off(file):
+    plain = shapes(build(file)["model"])
+    assert plain[0]
+    for bindings in (["REMAT=True"], ["stack.stack.scan_depth=False"], ["REMAT=True", "stack.stack.scan_depth=False"]):
+        built = build(file, *bindings)["model"]
+        assert shapes(built) == plain
+        assert built.stack.remat == ("REMAT=True" in bindings)
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS)
+def test_a_config_reaches_the_layers(file):
+    """A binding is seen by the layer that is built: gin does not lose it on the way."""
+    built = build(file, "WINDOW=16", "DROPOUT=0.25")["model"]
+    assert built.block == 16 and all(layer.dropout == 0.25 for layer in built.stack.layers)
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS)
+def test_a_config_opens_with_its_command(file):
+    assert f"python -m block_recurrent.train --gin_file={file}" in (ROOT / file).read_text().split("from __gin__")[0]
+
+
+def test_a_missing_argument_is_named(tmp_path):
+    file = tmp_path / "incomplete.gin"
+    file.write_text((ROOT / "tests" / "tiny.gin").read_text().replace("    rows = 4\n", ""))
+    config.parse([str(file)], [])
+    with pytest.raises(UserError, match=r"the config gives no value for train.rows"):
+        config.configured(train, workdir="x")

@@ -1,0 +1,57 @@
+"""One device and eight, any mesh: the same losses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+from block_recurrent.errors import UserError
+from block_recurrent.training.sharding import check_rows, make_mesh
+
+PROGRAM = """
+import json, sys, jax
+jax.config.update("jax_num_cpu_devices", 8)
+from jax.sharding import AxisType
+from block_recurrent.data.rows import RowStream
+from block_recurrent.data.store import open_store
+from block_recurrent.training.sharding import make_mesh
+from block_recurrent.training.step import Trainer
+from tests.training.test_step import losses
+
+one = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=jax.devices()[:1])
+meshes = {"one": one, "8x1x1": make_mesh(8, 1, 1), "1x8x1": make_mesh(1, 8, 1), "2x2x2": make_mesh(2, 2, 2)}
+corpus = open_store(sys.argv[1])
+print(json.dumps({name: losses(corpus, mesh=mesh)[0] for name, mesh in meshes.items()}))
+"""
+
+
+@pytest.mark.slow
+def test_meshes_give_the_same_losses(corpus):
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(corpus.folder)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "rematerialization" not in run.stderr, "the partitioner had to replicate an activation"
+    losses = json.loads(run.stdout.splitlines()[-1])
+    for name, seen in losses.items():
+        np.testing.assert_allclose(seen, losses["one"], rtol=1e-5, err_msg=name)
+
+
+def test_rows_that_do_not_divide_over_the_mesh_are_told():
+    mesh = AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
+    check_rows(16, mesh, accumulate=2)
+    with pytest.raises(UserError, match="12 rows do not divide over data x fsdp = 8: take a multiple of 8"):
+        check_rows(12, mesh)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (-1, -1, 1), (0, 1, 1)])
+def test_a_mesh_that_does_not_fit_the_devices_is_told(sizes):
+    with pytest.raises(UserError, match="mesh"):
+        make_mesh(*sizes)
