@@ -14,7 +14,7 @@ quickstart: $(READY)
 	@$(RUN) -m block_recurrent.report runs/quickstart
 
 test: lint
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	@$(VENV)/bin/ruff format --check --quiet . || { echo 'run "make format" to lay the code out'; exit 1; }

@@ -153,6 +153,6 @@ def load_config(workdir: Path, also_trust: Iterable[str] = ()) -> None:
 
 
 def referred_to() -> list:
-    """The functions and classes that the parsed configuration binds or refers to; gin has no public way to list them."""
+    """The functions and classes that the parsed configuration is about; gin has no public way to list them."""
     bound = [gin.config._REGISTRY[selector] for _, selector in gin.config._CONFIG]
     return bound + [reference.configurable for reference in gin.config.iterate_references(gin.config._CONFIG)]

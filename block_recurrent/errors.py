@@ -1,6 +1,7 @@
 """Mistakes a person can mend: one line that says what is wrong, where, and what to do."""
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,7 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     """Runs a command's main on the command line and exits: a mistake is one line, not a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow would report at length that it has no GPU
     try:
         main([argument for argument in arguments if argument != "--debug"])
     except UserError as error:

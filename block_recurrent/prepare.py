@@ -5,7 +5,6 @@ python -m block_recurrent.prepare --task=text_files --files=my/texts --output=da
 """
 
 import argparse
-import os
 import platform
 from pathlib import Path
 
@@ -49,7 +48,6 @@ def prepare(task: str, files: str | None, vocabulary_name: str, output: Path, ov
             f"{output} was made from other files or another vocabulary: choose another --output, or --overwrite it"
         )
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it would report that there is no GPU
     from block_recurrent.data.tasks import tokenised_documents  # TensorFlow, only when there is work for it
 
     splits = {
