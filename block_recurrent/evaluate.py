@@ -15,6 +15,7 @@ def main(arguments: list[str]) -> None:
     parser = command_parser("evaluate", __doc__)
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--split", default="test", help="train, validation or test (default)")
+    parser.add_argument("--store", help="a prepared store (default: the one the run was trained on)")
     parser.add_argument("--text", help="a folder, file or quoted glob of your own text, instead of a split")
     parser.add_argument("--step", type=int, help="a checkpoint's step (default: the latest)")
     parser.add_argument("--rows", type=int, help="documents read side by side (default: as in training)")
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> None:
             split_in_memory((document.text() for document in documents), run.vocabulary),
         )
     else:
-        what, split = options.split, run.store().split(options.split)
+        what, split = options.split, run.store(options.store).split(options.split)
     evaluator = Evaluator(run.model, options.rows or run.settings["rows"], run.settings["segment"])
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"evaluating {what}", total=None)

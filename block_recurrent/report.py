@@ -25,7 +25,8 @@ def plot(rows: list[dict], name: str, label: str, file: Path, factor: float = 1.
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     steps, values = zip(*points, strict=True)
     axes.plot(steps, values, color="#0072b2", marker="o" if len(points) < 40 else None, markersize=4)
-    axes.annotate(f"{values[-1]:.3f}", (steps[-1], values[-1]), textcoords="offset points", xytext=(-4, 8), ha="right")
+    axes.annotate(f"{values[-1]:.3f}", (steps[-1], values[-1]), (6, 0), textcoords="offset points", va="center")
+    axes.margins(x=0.09)
     axes.set(xlabel="step", ylabel=label, title=f"{file.parents[1].name}: {label}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -71,8 +72,8 @@ def next_commands(workdir: Path, step: int) -> str:
     from block_recurrent.inference.run import read_about
 
     run = f"{executable()} -m block_recurrent"
-    command = read_about(workdir)["command"]
-    mine = command.replace(str(workdir), "runs/mine")
+    command = " ".join(word for word in read_about(workdir)["command"].split() if not word.startswith("--gin.STEPS="))
+    mine = " ".join(word for word in command.split() if not word.startswith("--workdir="))
     return "\n".join(
         [
             "Go on:",
@@ -81,7 +82,7 @@ def next_commands(workdir: Path, step: int) -> str:
             f"  generate          {run}.generate {workdir} --prompt='class ' --samples=3 --top_p=0.9",
             "On your own folder of text:",
             f"  prepare           {run}.prepare --task=text_files --files=FOLDER --output=data/mine",
-            f"  train             {run}.train {mine} --gin.STORE=\"'data/mine'\"",
+            f"  train             {run}.train {mine} --gin.STORE=\"'data/mine'\" --workdir=runs/mine",
         ]
     )
 

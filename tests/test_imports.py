@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Part of the code, what it may import of the others.
 ALLOWED = {
     "block_recurrent.errors": set(),
+    "block_recurrent.quiet": set(),
     "block_recurrent.data": {"block_recurrent.errors"},
     "block_recurrent.layers": {"block_recurrent.errors"},
     "models": {"block_recurrent.layers", "block_recurrent.errors"},
@@ -30,6 +31,7 @@ ALLOWED = {
         "block_recurrent.errors",
         "block_recurrent.inference",
         "block_recurrent.layers",
+        "block_recurrent.quiet",
     },
 }
 FILES = [*(ROOT / "block_recurrent").rglob("*.py"), *(ROOT / "models").rglob("*.py")]

@@ -40,11 +40,15 @@ class Store:
     def vocabulary(self) -> Vocabulary:
         return saved_vocabulary(self.manifest["vocabulary"]["kind"], self.folder)
 
+    def has(self, name: str) -> bool:
+        """Whether there is anything to predict in a split."""
+        return self.manifest["splits"][name]["predictions"] > 0
+
     def split(self, name: str) -> Split:
         if name not in self.manifest["splits"]:
             raise UserError(f"{self.folder} has no split {name!r}: it has {', '.join(self.manifest['splits'])}")
         entry = self.manifest["splits"][name]
-        if not entry["documents"]:
+        if not self.has(name):
             raise UserError(f"split {name!r} of {self.folder} is empty: prepare it from more documents")
         try:
             tokens = np.memmap(self.folder / f"{name}.tokens", self.manifest["dtype"], mode="r")
@@ -137,11 +141,12 @@ def write_store(
         manifest["splits"][name] = {
             "documents": len(index.lengths),
             "tokens": sum(index.lengths),
+            "predictions": sum(max(length - 1, 0) for length in index.lengths),
             "bytes": sum(index.bytes),
             "words": sum(index.words),
             "sha256": digest.hexdigest(),
         }
-    if not manifest["splits"]["train"]["tokens"]:
+    if not manifest["splits"]["train"]["predictions"]:
         shutil.rmtree(partial)
         raise UserError("the corpus is empty: there is no text in its training documents")
     vocabulary.save(partial)

@@ -61,8 +61,12 @@ class Run:
             raise UserError(f"{self.workdir} has no checkpoint yet: train it first")
         return Checkpoints(folder)
 
-    def store(self) -> Store:
-        return open_store(self.about["store"])
+    def store(self, folder: str | None = None) -> Store:
+        """The store the run was trained on, or another of the same vocabulary."""
+        store = open_store(folder or self.about["store"])
+        if store.manifest["vocabulary"] != self.about["vocabulary"]:
+            raise UserError(f"{store.folder} has another vocabulary than {self.workdir}: prepare it with the run's own")
+        return store
 
     def step(self, step: int | None = None) -> int:
         """The given step, or the latest that was saved."""

@@ -53,7 +53,7 @@ def train(
     check_rows(rows, mesh, accumulate)
     trainer = Trainer(model, optimizer, mesh, rows, accumulate)
     stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=trainer.local_rows())
-    held_out = data.split("validation") if data.manifest["splits"]["validation"]["documents"] else None
+    held_out = data.split("validation") if data.has("validation") else None
     evaluator = Evaluator(model, rows, segment, trainer.place, trainer.local_rows())
 
     started(data)

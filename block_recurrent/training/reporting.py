@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from block_recurrent.quiet import quiet_stderr
+
 
 class Reporter:
     """Writes a run's metrics and lines; only the main process has one that writes."""
@@ -32,8 +34,8 @@ class Reporter:
             )
             self.task = self.bar.add_task("training", total=steps, completed=resumed_at, status="compiling ...")
             self.bar.start()
-        from clu import metric_writers  # TensorFlow: seconds to import
-
+        with quiet_stderr():  # TensorFlow: seconds to import
+            from clu import metric_writers
         self.tensorboard = metric_writers.AsyncWriter(metric_writers.SummaryWriter(str(workdir / "tensorboard")))
 
     def line(self, text: str) -> None:

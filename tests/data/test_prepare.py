@@ -98,6 +98,16 @@ def test_missing_files_and_empty_corpora_are_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
 
+def test_a_split_without_anything_to_predict_is_empty(tmp_path):
+    for split, text in (("train", "enough"), ("validation", "x"), ("test", "")):
+        (tmp_path / "texts" / split).mkdir(parents=True)
+        (tmp_path / "texts" / split / "a.txt").write_text(text)
+    store, _ = store_of(tmp_path / "texts")
+    assert store.has("train") and not store.has("validation") and not store.has("test")
+    with pytest.raises(UserError, match=r"split 'test' of .* is empty"):
+        store.split("test")
+
+
 def test_text_that_is_not_utf8_is_named_with_its_place(folder):
     (folder / "bad.txt").write_bytes(b"caf\xe9")
     with pytest.raises(UserError, match=r"bad.txt is not UTF-8: byte 0xe9 at offset 3"):

@@ -73,6 +73,17 @@ def test_evaluate_own_text(workdir, tmp_path):
     assert json.loads((workdir / "evaluation" / "text-4.json").read_text())["tokens"] == len("alpha beta gamma") - 1
 
 
+def test_evaluate_refuses_another_vocabulary(corpus, workdir, tmp_path):
+    for file in corpus.folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    evaluate.main([str(workdir), f"--store={tmp_path}"])
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["vocabulary"]["sha256"] = "other"
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="another vocabulary"):
+        evaluate.main([str(workdir), f"--store={tmp_path}"])
+
+
 def continued(run, params, prompts, tokens=20, seed=0, **sampling):
     """New tokens of each row."""
     columns = list(Generator(run.model, params, Sampling(**sampling))(prompts, tokens, seed))

@@ -1,0 +1,27 @@
+"""TensorFlow's C++ reports on standard error, whatever one sets, that a machine without a GPU has no GPU."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Holds back standard error, down to the file descriptor; what fails inside still tells all."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        kept = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            if failed:
+                held.seek(0)
+                os.write(2, held.read())
