@@ -3,6 +3,7 @@
 Only gin files and commands know about gin; the library takes plain arguments.
 """
 
+import copy
 import difflib
 import functools
 import inspect
@@ -12,23 +13,35 @@ from pathlib import Path
 from typing import Any
 
 import gin
+from gin import config_parser
 
 from block_recurrent.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 CONFIG = "config.gin"
 OPERATIVE = "operative.gin"
-TRUSTED = ("__gin__", "block_recurrent", "models")
 
-# A run may go on longer, or be watched more closely, without being another run.
-MAY_CHANGE = ("STEPS", "train.steps", "train.log_every", "train.evaluate_every", "train.evaluation_batches")
-MAY_CHANGE += ("train.checkpoint_every", "train.keep_checkpoints")
+# What a config that comes from elsewhere may import, refer to and call: modules, or packages that end in a dot.
+TRUSTED = (
+    "block_recurrent.layers.",
+    "block_recurrent.training.loop",
+    "block_recurrent.training.optimizers",
+    "block_recurrent.training.sharding",
+    "models.",
+)
+
+# A run may go on longer, be watched more closely or run on other devices without being another run.
+MAY_CHANGE = {"STEPS", "STORE", "DATA", "FSDP", "TENSOR"}
+MAY_CHANGE |= {"train.steps", "train.log_every", "train.evaluate_every", "train.evaluation_batches"}
+MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.mesh", "train.store"}
+MAY_CHANGE |= {"make_mesh.data", "make_mesh.fsdp", "make_mesh.tensor"}
 
 
 def parse(files: Iterable[str], bindings: Iterable[str]) -> None:
     """Parses gin files, then NAME=VALUE bindings over them; any mistake is a UserError."""
     gin.clear_config()
-    gin.add_config_file_search_path(str(ROOT))
+    gin.config._LOCATION_PREFIXES[:] = ["", str(ROOT)]
+    del gin.config._FILE_READERS[1:]  # a reader of package resources stumbles over folders that are not packages
     for file in files:
         if not (Path(file).is_file() or (ROOT / file).is_file()):
             known = [str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin")]
@@ -61,6 +74,8 @@ def explained(call: Callable) -> Any:
                 r"(?:[Nn]o configurable matching|matching reference|find|macro) '?@?%?([\w./]+)", message
             )
             hint = nearest(unknown[1], [*selectors(), *defined_names()]) if unknown else ""
+        if "malformed node" in message:
+            hint = "; text needs quotes inside quotes: --gin.NAME=\"'text'\""
         raise UserError(f"gin: {message.rstrip('. ')}{hint}") from error
 
 
@@ -91,9 +106,14 @@ def parameters_named_in(message: str) -> list[str]:
         return []
 
 
-def bindings_of(function: Callable | str) -> dict[str, Any]:
-    """The arguments that the configuration gives to a function, built."""
-    return explained(lambda: gin.get_bindings(function))
+def bindings_of(function: Callable | str, *names: str) -> dict[str, Any]:
+    """The arguments that the configuration gives to a function, built: all, or those named."""
+
+    def build() -> dict[str, Any]:
+        given = gin.get_bindings(function, resolve_references=False)
+        return copy.deepcopy({name: given[name] for name in names or given})  # copying a reference calls it
+
+    return explained(build)
 
 
 def configured(function: Callable, **supplied: Any) -> Callable:
@@ -107,8 +127,7 @@ def configured(function: Callable, **supplied: Any) -> Callable:
 
 
 def save_config(workdir: Path) -> None:
-    """Writes the flat configuration, or refuses a workdir whose run had another."""
-    workdir.mkdir(parents=True, exist_ok=True)
+    """Writes the flat configuration and every value in use, or refuses a workdir whose run had another."""
     given, file = gin.config_str(), workdir / CONFIG
     if file.exists():
         differing = sorted(settings(file.read_text()) ^ settings(given))
@@ -117,42 +136,66 @@ def save_config(workdir: Path) -> None:
                 f"{workdir} holds a run of another config (first difference: {differing[0]}): "
                 "choose another --workdir, or give the config it was started with"
             )
-    file.write_text(given)
+    replace_text(file, given)
+    replace_text(workdir / OPERATIVE, gin.operative_config_str())
 
 
-def save_operative(workdir: Path) -> None:
-    """Writes every value that is in use, defaults included; complete once the run has been built."""
-    (workdir / OPERATIVE).write_text(gin.operative_config_str())
+def replace_text(file: Path, text: str) -> None:
+    """Writes a file at once: whoever reads it meanwhile sees the old text or the new."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text)
+    partial.replace(file)
 
 
 def settings(text: str) -> set[str]:
     """The bindings of a flat config that make a run what it is, one line each."""
-    joined = re.sub(r"\\\n\s*", "", re.sub(r"#.*", "", text))
-    lines = {re.sub(r"\s+", " ", line).strip() for line in re.split(r"\n(?=\S)", joined)}
-    return {line for line in lines if " = " in line and not line.partition(" =")[0].endswith(MAY_CHANGE)}
+    kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    bindings = (re.sub(r"\s+", " ", re.sub(r"\\\n", "", part)).strip() for part in re.split(r"\n(?=\S)", kept))
+    return {line for line in bindings if " = " in line and short_name(line) not in MAY_CHANGE}
+
+
+def short_name(binding: str) -> str:
+    """`train.steps` of `loop.train.steps = 3`."""
+    return ".".join(binding.partition(" =")[0].split(".")[-2:])
 
 
 def load_config(workdir: Path, also_trust: Iterable[str] = ()) -> None:
-    """Parses the config of a workdir, which may come from elsewhere: it may name this project's code, nothing else."""
+    """Parses the config of a workdir, which may come from elsewhere: it may name this project's layers and trainer."""
     file = workdir / CONFIG
     if not file.is_file():
         raise UserError(f"{workdir} is not a run: it has no {CONFIG}; give the --workdir of a training run")
-    trusted = (*TRUSTED, *also_trust)
-    for line in file.read_text().splitlines():
-        imported = re.match(r"\s*(?:import|from)\s+([\w]+)", line)
-        if imported and imported[1] not in trusted:
-            raise UserError(f"{file} imports {imported[1]}: if you trust it, pass --trust={imported[1]}")
-        if re.match(r"\s*include\b", line):
+    trusted = (*TRUSTED, *(f"{package}." for package in also_trust))
+    for statement in explained(lambda: list(config_parser.ConfigParser(file.read_text(), Inert()))):
+        if isinstance(statement, config_parser.IncludeStatement):
             raise UserError(f"{file} includes other files: a saved config is flat")
+        if isinstance(statement, config_parser.ImportStatement) and not is_trusted(statement.module, trusted):
+            package = statement.module.partition(".")[0]
+            raise UserError(f"{file} imports {statement.module}: if you trust all of {package}, pass --trust={package}")
     parse([str(file)], [])
-    for configurable in referred_to():
-        module = configurable.wrapped.__module__ or ""
-        if module.partition(".")[0] not in (*trusted, "gin"):
-            gin.clear_config()
-            raise UserError(f"{file} refers to {module}.{configurable.name}, which is not this project's code")
-
-
-def referred_to() -> list:
-    """The functions and classes that the parsed configuration is about; gin has no public way to list them."""
     bound = [gin.config._REGISTRY[selector] for _, selector in gin.config._CONFIG]
-    return bound + [reference.configurable for reference in gin.config.iterate_references(gin.config._CONFIG)]
+    called = [reference.configurable for reference in gin.config.iterate_references(gin.config._CONFIG)]
+    for configurable in (*bound, *called):
+        module, name = configurable.wrapped.__module__ or "", configurable.name
+        is_macro = configurable.wrapped in (gin.config.macro, gin.config._retrieve_constant)
+        starts_a_run = name == "train" and configurable in called
+        if starts_a_run or not (is_macro or is_trusted(module, trusted)):
+            gin.clear_config()
+            raise UserError(f"{file} refers to {module}.{name}, which a config from elsewhere may not")
+
+
+def is_trusted(module: str, trusted: tuple[str, ...]) -> bool:
+    """Whether a module is one of `trusted`, or below one of its packages."""
+    return module == "__gin__.dynamic_registration" or any(
+        module == name or (name.endswith(".") and f"{module}.".startswith(name)) for name in trusted
+    )
+
+
+class Inert(config_parser.ParserDelegate):
+    """Reads statements without looking anything up."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> None:
+        return None
+
+    def macro(self, macro_name: str) -> None:
+        return None

@@ -1,7 +1,6 @@
 """Mistakes a person can mend: one line that says what is wrong, where, and what to do."""
 
 import errno
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,7 +21,6 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     """Runs a command's main on the command line and exits: a mistake is one line, not a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow would report at length that it has no GPU
     try:
         main([argument for argument in arguments if argument != "--debug"])
     except UserError as error:
@@ -36,13 +34,26 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     except BrokenPipeError:  # `... | head` closed the pipe
         sys.stderr.close()
         sys.exit(1)
-    except OSError as error:
-        if error.errno != errno.ENOSPC or debug:
+    except Exception as error:
+        told = known_trouble(error)
+        if debug or told is None:
             raise
-        print(f"error: the disk is full ({error.filename or first_line(error)}): free some space", file=sys.stderr)
+        print(f"error: {told}", file=sys.stderr)
         sys.exit(MISTAKE)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def known_trouble(error: BaseException) -> str | None:
+    """What a storage error means to the person at the terminal; None for what must be a mistake in the code."""
+    reason = error
+    while reason is not None:  # libraries, gin among them, raise errors of their own over the one that tells
+        if getattr(reason, "errno", None) == errno.ENOSPC or "No space left on device" in str(reason):
+            return "the disk is full: free some space; the same command goes on from the last checkpoint"
+        if isinstance(reason, OSError) and reason.filename is not None:
+            return f"{reason.filename}: {reason.strerror}"
+        reason = reason.__cause__ or reason.__context__
+    return None
 
 
 def first_line(error: Exception) -> str:

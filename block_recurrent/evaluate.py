@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from block_recurrent.commandline import command_parser
-from block_recurrent.errors import run_command
+from block_recurrent.errors import UserError, run_command
 
 
 def main(arguments: list[str]) -> None:
@@ -21,6 +21,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rows", type=int, help="documents read side by side (default: as in training)")
     parser.add_argument("--trust", action="append", help="a package that the run's config may import")
     options = parser.parse_args(arguments)
+    if options.rows is not None and options.rows < 1:
+        raise UserError(f"--rows={options.rows}: give 1 or more")
 
     from rich.console import Console
     from rich.progress import Progress

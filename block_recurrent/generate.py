@@ -36,7 +36,10 @@ def main(arguments: list[str]) -> None:
     run = open_run(options.workdir, options.trust)
     texts = [*(options.prompt or []), *(read_utf8(file).decode() for file in options.prompt_file or [])] or ["\n"]
     texts = [text for text in texts for _ in range(options.samples)]
-    prompts = [run.vocabulary.encode(text) for text in texts]
+    try:
+        prompts = [run.vocabulary.encode(text) for text in texts]
+    except UnicodeEncodeError as error:
+        raise UserError("a --prompt is not UTF-8: check the terminal's locale") from error
     # Ids without text (padding, specials, what only rounds the vocabulary up) are never drawn.
     silent = [token for token in range(run.model.vocabulary_size) if not is_text(run.vocabulary, token)]
     generator = Generator(run.model, run.params(run.step(options.step)), sampling, silent)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
-from block_recurrent.quiet import quiet_stderr
 
 TASKS = ("python_stdlib", "text_files")
 
@@ -49,8 +48,7 @@ def prepare(task: str, files: str | None, vocabulary_name: str, output: Path, ov
             f"{output} was made from other files or another vocabulary: choose another --output, or --overwrite it"
         )
 
-    with quiet_stderr():  # TensorFlow, only when there is work for it
-        from block_recurrent.data.tasks import tokenised_documents
+    from block_recurrent.data.tasks import tokenised_documents  # TensorFlow, only when there is work for it
 
     splits = {
         split: ((document.text, document.tokens) for document in tokenised_documents(source, words, split))

@@ -25,3 +25,12 @@ def quiet_stderr() -> Iterator[None]:
             if failed:
                 held.seek(0)
                 os.write(2, held.read())
+
+
+def import_tensorflow():
+    """TensorFlow for reading data and writing TensorBoard's files only: it must not take an accelerator's memory."""
+    with quiet_stderr():
+        import tensorflow
+
+        tensorflow.config.set_visible_devices([], "GPU")
+    return tensorflow

@@ -17,6 +17,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--workdir", required=True, type=Path, help="the run's folder; one that was stopped goes on")
     options, bindings = gin_bindings(parser, arguments)
 
+    import jax
+
     from block_recurrent import config
     from block_recurrent.inference.run import save_run
     from block_recurrent.training.loop import train
@@ -24,9 +26,9 @@ def main(arguments: list[str]) -> None:
     config.parse(options.gin_file, bindings)
 
     def started(store) -> None:
-        config.save_config(options.workdir)
-        config.save_operative(options.workdir)
-        save_run(options.workdir, store, shlex.join(arguments))
+        if jax.process_index() == 0:
+            config.save_config(options.workdir)
+            save_run(options.workdir, store, shlex.join(arguments))
 
     config.configured(train, workdir=str(options.workdir), started=started)()
     print(f"\nThe run is in {options.workdir}; python -m block_recurrent.report {options.workdir} sums it up.")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from block_recurrent.errors import UserError
 from block_recurrent.layers.attention import default_query_tile, sliding_window_attention
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import dropout_key, keep_mask, tied_dropout
@@ -33,6 +34,11 @@ class SlidingWindowLayer(nn.Module):
     query_tile: int | None = None
     dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
+
+    def __post_init__(self):
+        if self.query_tile is not None and (self.query_tile < 1 or self.window % self.query_tile):
+            raise UserError(f"query_tile {self.query_tile} does not divide the window {self.window}")
+        super().__post_init__()
 
     @property
     def block(self) -> int:

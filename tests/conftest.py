@@ -7,7 +7,6 @@ import tempfile
 
 # Before jax is imported. Tests run what they compile once or twice: cheap code generation is faster overall.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("XLA_FLAGS", "--xla_llvm_disable_expensive_passes=true")
 
 # Whole runs compile the same step again and again, in this process and in those that tests start.

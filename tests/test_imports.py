@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 ALLOWED = {
     "block_recurrent.errors": set(),
     "block_recurrent.quiet": set(),
-    "block_recurrent.data": {"block_recurrent.errors"},
+    "block_recurrent.data": {"block_recurrent.errors", "block_recurrent.quiet"},
     "block_recurrent.layers": {"block_recurrent.errors"},
     "models": {"block_recurrent.layers", "block_recurrent.errors"},
     "block_recurrent.checkpoints": {"block_recurrent.errors"},

@@ -8,7 +8,7 @@ advances all rows and reads the tokens of its own.
 
 import functools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,9 +25,6 @@ class Cursor:
     upcoming: int  # the next document of the sequence that no row has taken
     document: list[int]  # per row: its document's place in the sequence, or FREE
     offset: list[int]  # per row: how many tokens of it have been inputs
-
-    def to_json(self) -> dict:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

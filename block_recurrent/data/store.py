@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +125,35 @@ def write_store(
     folder: Path, splits: dict[str, Iterable[tuple[bytes, np.ndarray]]], vocabulary: Vocabulary, about: dict
 ) -> Store:
     """Writes (text, tokens) of every split under a temporary name, then renames: a killed prepare leaves no store."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an earlier, killed prepare
-    partial.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.{os.getpid()}.", suffix=".partial", dir=folder.parent))
+    partial.chmod(0o755)
+    try:
+        manifest = write_splits(partial, splits, vocabulary, about)
+        if folder.exists():
+            folder.rename(partial / "replaced")
+        partial.rename(folder)
+        shutil.rmtree(folder / "replaced", ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return Store(folder, manifest)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed prepares of this store left, by the process in its name; those still running keep theirs."""
+    for leftover in folder.parent.glob(f".{folder.name}.*.*.partial"):
+        try:
+            os.kill(int(leftover.name.removeprefix(f".{folder.name}.").partition(".")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(leftover, ignore_errors=True)
+        except (ValueError, PermissionError):
+            continue
+
+
+def write_splits(partial: Path, splits: dict, vocabulary: Vocabulary, about: dict) -> dict:
+    """Writes the files of a store into a folder and returns its manifest, which is written last."""
     dtype = np.dtype("<u2" if vocabulary.size <= 1 << 16 else "<u4")
     manifest = {"format": FORMAT, **about, "dtype": dtype.str, "splits": {}}
     manifest["vocabulary"] = {"kind": vocabulary.kind, "size": vocabulary.size, "sha256": vocabulary.identity}
@@ -147,11 +175,7 @@ def write_store(
             "sha256": digest.hexdigest(),
         }
     if not manifest["splits"]["train"]["predictions"]:
-        shutil.rmtree(partial)
         raise UserError("the corpus is empty: there is no text in its training documents")
     vocabulary.save(partial)
     (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-    return Store(folder, manifest)
+    return manifest

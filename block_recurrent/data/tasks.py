@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import seqio
-import tensorflow as tf
 
 from block_recurrent.data.sources import Source
 from block_recurrent.data.vocabulary import Vocabulary
+from block_recurrent.quiet import import_tensorflow, quiet_stderr
+
+tf = import_tensorflow()
+with quiet_stderr():
+    import seqio
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Score:
         return {
             "bits_per_token": self.bits_per_token,
             "bits_per_byte": self.bits_per_byte,
-            "word_perplexity": self.word_perplexity,
+            "word_perplexity": self.word_perplexity if math.isfinite(self.word_perplexity) else None,
             "nats": self.nats,
             "tokens": self.tokens,
             "documents": self.documents,

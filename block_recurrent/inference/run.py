@@ -24,13 +24,13 @@ def save_run(workdir: Path, store: Store, command: str) -> None:
     about = {
         "command": command,
         "store": str(store.folder.absolute()),
-        "train_sha256": store.manifest["splits"]["train"]["sha256"],
+        "splits": contents(store),
         "vocabulary": store.manifest["vocabulary"],
     }
     file = workdir / RUN
     if file.exists():
         before = read_about(workdir)
-        if before["train_sha256"] != about["train_sha256"] or before["vocabulary"] != about["vocabulary"]:
+        if before["splits"]["train"] != about["splits"]["train"] or before["vocabulary"] != about["vocabulary"]:
             raise UserError(
                 f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
             )
@@ -38,9 +38,14 @@ def save_run(workdir: Path, store: Store, command: str) -> None:
     file.write_text(json.dumps(about, indent=2))
 
 
+def contents(store: Store) -> dict[str, str]:
+    """A hash of each split's tokens."""
+    return {name: entry["sha256"] for name, entry in store.manifest["splits"].items()}
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run's workdir, and what its config built: `model`, `rows`, `segment`, ..."""
+    """A run's workdir, and what its config built: `model`, `rows` and `segment`."""
 
     workdir: Path
     settings: dict[str, Any]
@@ -66,6 +71,10 @@ class Run:
         store = open_store(folder or self.about["store"])
         if store.manifest["vocabulary"] != self.about["vocabulary"]:
             raise UserError(f"{store.folder} has another vocabulary than {self.workdir}: prepare it with the run's own")
+        if folder is None and contents(store) != self.about["splits"]:
+            raise UserError(
+                f"{store.folder} has changed since {self.workdir} was trained: if you mean it, pass --store"
+            )
         return store
 
     def step(self, step: int | None = None) -> int:
@@ -92,12 +101,15 @@ def open_run(workdir: str | Path, trust: list[str] | None = None) -> Run:
 
     workdir = Path(workdir)
     config.load_config(workdir, trust or ())
-    return Run(workdir, config.bindings_of(TRAIN), read_about(workdir))
+    return Run(workdir, config.bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
 
 
 def read_about(workdir: Path) -> dict[str, Any]:
     """What save_run noted."""
     try:
-        return json.loads((workdir / RUN).read_text())
-    except (OSError, ValueError) as error:
+        about = json.loads((workdir / RUN).read_text())
+        if not {"command", "store", "splits", "vocabulary"} <= set(about):
+            raise ValueError("it lacks what every run notes")
+        return about
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{workdir / RUN} cannot be read ({error}): {workdir} is not a complete run") from error

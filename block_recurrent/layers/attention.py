@@ -62,8 +62,8 @@ def sliding_window_attention(
     """Attends over a segment and the cache: outputs [b n h k], and the next cache, keys and values [b w h k].
 
     queries, keys, values [b n h k], keys and queries normalised; cached_keys, cached_values [b w h k]; start [b n];
-    scale [h]; bias_table [h 32]. Before the first token of a document lie zero keys and values, not masked.
-    A length that is a multiple of the window takes starts on its multiples, and tiles of `query_tile` queries.
+    scale [h]; bias_table [h 32]; keep [h w 2w]. Before the first token of a document lie zero keys and values, not
+    masked. A length that is a multiple of the window takes starts on its multiples, and tiles of `query_tile` queries.
     """
     b, n = queries.shape[:2]
     window = cached_keys.shape[1]
@@ -99,7 +99,7 @@ def sliding_window_attention(
 
     query_tiles = queries.reshape(b, -1, tile, *queries.shape[2:])
     if keep is not None:
-        keep = keep[:, :tile, : window + tile]
+        keep = tiles_of_mask(keep, tile, query_tiles.shape[1])
     outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep)
     outputs = outputs.reshape(b, -1, *queries.shape[2:])[:, :n]
 
@@ -109,6 +109,13 @@ def sliding_window_attention(
         jnp.where(inside[:, :, None, None], x[:, n:], 0.0).astype(cached_keys.dtype) for x in (all_keys, all_values)
     )
     return outputs, next_keys, next_values
+
+
+def tiles_of_mask(mask: jax.Array, tile: int, tiles: int) -> jax.Array:
+    """One mask of a whole window, [h w 2w], as its query tiles see it, repeated every window: [t h q j]."""
+    window = mask.shape[1]
+    parts = [mask[:, at : at + tile, at : at + window + tile] for at in range(0, window - tile + 1, tile)]
+    return jnp.tile(jnp.stack(parts), (-(-tiles // len(parts)), 1, 1, 1))[:tiles]
 
 
 def start_of_last_document(start: jax.Array) -> jax.Array:

@@ -38,9 +38,10 @@ class LanguageModel(nn.Module):
 
     def features(self, tokens: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         """What the logits are made of: [b n d]."""
-        # Gathered over the width first: the partitioner has no good way from rows of a split table to split rows.
-        table = constrain(self.embedding.astype(self.dtype), "vocab", None)
-        x = jnp.take(table, tokens, axis=0)
+        # Gathered over the width first: the partitioner has no good way from rows of a split table to split rows. In
+        # float32: the gradient adds up all uses of a token, and in bfloat16 a sum stops growing at 256 terms.
+        table = constrain(self.embedding, "vocab", None)
+        x = jnp.take(table, tokens, axis=0).astype(self.dtype)
         x, state = self.stack(constrain(x, "batch", "length", "embed"), state, start)
         return tied_dropout(self, rms_norm(x, self.final_norm), self.dropout), state
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
@@ -74,6 +75,11 @@ class Stack(nn.Module):
     def __call__(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         # Functions over built layers are lifted, never classes: a lifted class loses its configuration.
         def run(layer: nn.Module, x: jax.Array, state: Any):
+            if x.shape[1] % self.block and x.shape[1] % layer.block == 0 and layer.block > 1:
+                # Starts may be anywhere in such a call, but this layer would take it for whole blocks of its own.
+                head, state = layer(x[:, :-1], state, start[:, :-1])
+                tail, state = layer(x[:, -1:], state, start[:, -1:])
+                return jnp.concatenate([head, tail], axis=1), state
             return layer(x, state, start)
 
         run = nn.remat(run, prevent_cse=False) if self.remat else run

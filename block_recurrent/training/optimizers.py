@@ -12,8 +12,11 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 @dataclass(frozen=True)
 class Optimizer:
+    """A transformation of one layer's gradients, and what concerns all of them: the learning rate and clipping."""
+
     transformation: optax.GradientTransformation
     learning_rate: Schedule
+    clip: float | None = None  # largest global norm of the gradient
 
 
 def inverse_square_root(scale: float = 1.0, warmup: int = 1000) -> Schedule:
@@ -38,6 +41,17 @@ def cosine(peak: float, steps: int, floor: float = 0.0, warmup: int = 0) -> Sche
     return schedule
 
 
+def layer_by_layer(transformation: optax.GradientTransformation, depths) -> optax.GradientTransformation:
+    """Runs a transformation on each layer of stacked parameters alone, as if they were not stacked.
+
+    `depths` is a tree like the parameters': how many layers are stacked along a leaf's first axis, 0 if it is not
+    stacked. Without this Adafactor would take the scale and the clipping of an update from all layers together.
+    """
+    stacked = optax.GradientTransformation(jax.vmap(transformation.init), jax.vmap(transformation.update))
+    found = sorted(set(jax.tree.leaves(depths)))
+    return optax.partition({depth: stacked if depth else transformation for depth in found}, depths)
+
+
 def adafactor(
     learning_rate: Schedule,
     momentum: float | None = 0.9,
@@ -54,7 +68,7 @@ def adafactor(
         multiply_by_parameter_scale=multiply_by_parameter_scale,
         weight_decay_rate=weight_decay,
     )
-    return Optimizer(clipped(transformation, clip), learning_rate)
+    return Optimizer(transformation, learning_rate, clip)
 
 
 def adam(
@@ -66,9 +80,4 @@ def adam(
 ) -> Optimizer:
     """Adam, with decoupled weight decay where it is not zero."""
     transformation = optax.adamw(learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay)
-    return Optimizer(clipped(transformation, clip), learning_rate)
-
-
-def clipped(transformation: optax.GradientTransformation, clip: float | None) -> optax.GradientTransformation:
-    """Clips the gradient's global norm before an optimizer sees it."""
-    return transformation if clip is None else optax.chain(optax.clip_by_global_norm(clip), transformation)
+    return Optimizer(transformation, learning_rate, clip)

@@ -1,14 +1,18 @@
 """What a run tells: TensorBoard through clu, metrics.jsonl, a progress bar on a terminal and plain lines in a log."""
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from block_recurrent.quiet import quiet_stderr
+from block_recurrent.errors import UserError
+from block_recurrent.inference.evaluation import Score
+from block_recurrent.quiet import import_tensorflow
 
 
 class Reporter:
@@ -34,8 +38,9 @@ class Reporter:
             )
             self.task = self.bar.add_task("training", total=steps, completed=resumed_at, status="compiling ...")
             self.bar.start()
-        with quiet_stderr():  # TensorFlow: seconds to import
-            from clu import metric_writers
+        import_tensorflow()  # seconds: only the process that writes needs it
+        from clu import metric_writers
+
         self.tensorboard = metric_writers.AsyncWriter(metric_writers.SummaryWriter(str(workdir / "tensorboard")))
 
     def line(self, text: str) -> None:
@@ -56,6 +61,12 @@ class Reporter:
         else:
             self.log_file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
+    def validation(self, step: int, score: Score) -> None:
+        """An evaluation's row."""
+        bits = {"validation_bits_per_token": score.bits_per_token, "validation_bits_per_byte": score.bits_per_byte}
+        text = f"step {step}: validation {score.bits_per_byte:.4f} bits per byte, {score.bits_per_token:.4f} per token"
+        self.metrics(step, bits, text)
+
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
         if self.active and self.bar is not None:
             self.bar.update(self.task, completed=step, status=f"loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s")
@@ -67,6 +78,50 @@ class Reporter:
             self.tensorboard.flush()
             self.tensorboard.close()
             self.log_file.close()
+
+
+class LateMetrics:
+    """Metrics of the steps, fetched one step late so that the device never waits for the host."""
+
+    def __init__(self, report: Reporter, log_every: int, tokens_per_step: int, nats: float, tokens: float):
+        self.report, self.log_every, self.tokens_per_step = report, log_every, tokens_per_step
+        self.waiting = None
+        self.nats, self.tokens = nats, tokens  # since the last row of metrics
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self.clock, self.timed_steps = time.perf_counter(), 0
+
+    def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Takes a step's metrics, which may not be there yet, and reports those of the step before."""
+        self.flush()
+        self.waiting = (step, metrics)
+
+    def flush(self) -> None:
+        """Waits for the last step's metrics and reports them; a step that is not finite ends the run."""
+        if self.waiting is None:
+            return
+        step, metrics = self.waiting[0], {name: float(value) for name, value in self.waiting[1].items()}
+        self.waiting = None
+        watched = ("loss", "gradient_norm", "update_norm")
+        if not all(math.isfinite(metrics[name]) for name in watched):
+            told = ", ".join(f"{name} {metrics[name]:.4g}" for name in watched)
+            raise UserError(
+                f"step {step} has diverged ({told}): the run stops, and nothing of this step was saved. "
+                "Lower the learning rate, lengthen the warm-up or clip gradients, in a new workdir"
+            )
+        self.timed_steps += 1
+        speed = self.timed_steps * self.tokens_per_step / max(time.perf_counter() - self.clock, 1e-9)
+        self.nats += metrics["loss"] * metrics["tokens"]
+        self.tokens += metrics["tokens"]
+        self.report.advance(step, metrics["loss"], speed)
+        if step % self.log_every == 0:
+            loss = self.nats / max(self.tokens, 1.0)
+            values = {**metrics, "loss": loss, "tokens": self.tokens, "tokens_per_second": speed}
+            text = f"step {step}: loss {loss:.4f} ({loss / math.log(2):.3f} bits), {speed:,.0f} tokens/s"
+            self.report.metrics(step, values, text)
+            self.nats = self.tokens = 0.0
+            self.restart_clock()
 
 
 def read_metrics(file: Path) -> list[dict]:

@@ -10,7 +10,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, PartitionSpec
 
-from block_recurrent.training.optimizers import Optimizer
+from block_recurrent.training.optimizers import Optimizer, layer_by_layer
 from block_recurrent.training.sharding import BATCH, RULES, named, optimizer_specs, parameter_specs
 
 Batch = dict[str, jax.Array]  # inputs, targets, weights, start: each [b n]
@@ -34,11 +34,13 @@ class Trainer:
         self.model, self.mesh, self.rows = model, mesh, rows
         boxed = jax.eval_shape(lambda: self._init_params(jax.random.key(0)))
         params = nn.unbox(boxed)
+        depths = jax.tree.map(lambda p: p.value.shape[0] if p.names[0] == "layers" else 0, boxed, is_leaf=is_boxed)
+        transformation = layer_by_layer(optimizer.transformation, depths)
         specs = parameter_specs(boxed, mesh)
         state_specs = TrainState(
             step=PartitionSpec(),
             params=specs,
-            optimizer=optimizer_specs(optimizer.transformation, params, specs),
+            optimizer=optimizer_specs(transformation, params, specs),
             memory=jax.tree.map(lambda _: BATCH, jax.eval_shape(lambda: model.initial_state(rows))),
             rng=PartitionSpec(),
         )
@@ -52,14 +54,14 @@ class Trainer:
             return TrainState(
                 step=jnp.zeros((), jnp.int32),
                 params=params,
-                optimizer=optimizer.transformation.init(params),
+                optimizer=transformation.init(params),
                 memory=model.initial_state(rows),
                 rng=jax.random.key_data(rng),
             )
 
         self._init = jax.jit(init, out_shardings=self.shardings)
         self._step = jax.jit(
-            make_step(model, optimizer, accumulate),
+            make_step(model, optimizer, transformation, accumulate),
             in_shardings=(self.shardings, self.batch_sharding),
             out_shardings=(self.shardings, replicated),
             donate_argnums=0,
@@ -93,7 +95,13 @@ class Trainer:
         return {name: jax.make_array_from_process_local_data(self.batch_sharding, rows) for name, rows in batch.items()}
 
 
-def make_step(model: nn.Module, optimizer: Optimizer, accumulate: int) -> Callable:
+def is_boxed(value: Any) -> bool:
+    return isinstance(value, nn.Partitioned)
+
+
+def make_step(
+    model: nn.Module, optimizer: Optimizer, transformation: optax.GradientTransformation, accumulate: int
+) -> Callable:
     """The step as a pure function of (state, batch), its rows taken in `accumulate` parts."""
 
     def loss(params, memory, batch: Batch, key: jax.Array, total: jax.Array):
@@ -129,10 +137,14 @@ def make_step(model: nn.Module, optimizer: Optimizer, accumulate: int) -> Callab
             zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
             (value, gradient), memory = jax.lax.scan(add_part, zeros, parts)
             memory = join_rows(memory)
-        updates, optimizer_state = optimizer.transformation.update(gradient, state.optimizer, state.params)
+        gradient_norm = optax.tree.norm(gradient)
+        if optimizer.clip is not None:
+            shrink = jnp.minimum(1.0, optimizer.clip / jnp.maximum(gradient_norm, 1e-30))
+            gradient = jax.tree.map(lambda g: g * shrink, gradient)
+        updates, optimizer_state = transformation.update(gradient, state.optimizer, state.params)
         metrics = {
             "loss": value,
-            "gradient_norm": optax.tree.norm(gradient),
+            "gradient_norm": gradient_norm,
             "update_norm": optax.tree.norm(updates),
             "learning_rate": optimizer.learning_rate(state.step),
             "tokens": jnp.sum(batch["weights"]),

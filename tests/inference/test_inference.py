@@ -1,5 +1,6 @@
 """Evaluation and generation, from a workdir alone."""
 
+import dataclasses
 import itertools
 import json
 
@@ -174,12 +175,17 @@ def test_report_draws_and_tells(workdir, capsys):
     [
         (lambda folder: (folder / "config.gin").unlink(), "is not a run"),
         (lambda folder: (folder / "run.json").write_text("{"), "not a complete run"),
+        (lambda folder: (folder / "run.json").write_text("{}"), "not a complete run"),
         (lambda folder: add(folder / "config.gin", "import os\n"), "imports os"),
-        (lambda folder: add(folder / "config.gin", "include 'x.gin'\n"), "flat"),
+        (lambda folder: add(folder / "config.gin", "import \\\nantigravity\n"), "antigravity"),
         (
-            lambda folder: add(folder / "config.gin", "from block_recurrent import train\nX = @train.shlex.join\n"),
-            "is not this project's code",
+            lambda folder: add(folder / "config.gin", "from block_recurrent import train\n"),
+            "imports block_recurrent.train",
         ),
+        (lambda folder: add(folder / "config.gin", "X = @loop.train()\n"), "refers to .*loop.train"),
+        (lambda folder: add(folder / "config.gin", "X = @loop.Checkpoints()\n"), "refers to .*Checkpoints"),
+        (lambda folder: add(folder / "config.gin", "X = @stack.re.compile()\n"), "refers to re.compile"),
+        (lambda folder: add(folder / "config.gin", "include 'x.gin'\n"), "flat"),
     ],
 )
 def test_a_folder_that_is_no_run_or_not_to_be_trusted(workdir, tmp_path, damage, message):
@@ -188,6 +194,21 @@ def test_a_folder_that_is_no_run_or_not_to_be_trusted(workdir, tmp_path, damage,
     damage(tmp_path)
     with pytest.raises(UserError, match=message):
         open_run(tmp_path)
+
+
+def test_a_run_of_another_mesh_opens_here(workdir, tmp_path):
+    """The mesh is not built where only the model is wanted."""
+    text = (workdir / "config.gin").read_text()
+    (tmp_path / "config.gin").write_text(text.replace("FSDP = -1", "FSDP = 64"))
+    (tmp_path / "run.json").write_text((workdir / "run.json").read_text())
+    assert "FSDP = 64" in (tmp_path / "config.gin").read_text()
+    assert open_run(tmp_path).settings["rows"] == 4
+
+
+def test_a_store_that_has_changed_is_noticed(run, corpus):
+    about = {**run.about, "splits": {**run.about["splits"], "test": "other"}}
+    with pytest.raises(UserError, match="has changed since"):
+        dataclasses.replace(run, about=about).store()
 
 
 def add(file, text):

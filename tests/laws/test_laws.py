@@ -121,6 +121,22 @@ def test_steps_and_blocks_continue_each_other(subject):
     assert_trees_close((jnp.concatenate(outputs, axis=1), state), (expected, expected_state))
 
 
+@pytest.mark.parametrize("blocks", [0.5, 1.5])
+def test_a_call_of_odd_length_takes_starts_anywhere(subject, blocks):
+    """Law 4 where no block helps: also for a length that only a smaller layer of a stack would call whole."""
+    n = int(blocks * subject.block)
+    if n % subject.block == 0:
+        pytest.skip("every length is a multiple of this layer's block")
+    x, start = subject.x[:, :n], np.zeros((ROWS, n), bool)
+    start[0, 1] = start[1, n - 1] = start[2, n // 2] = True
+    whole = subject.run(x, subject.state, start)
+    state, outputs = subject.state, []
+    for t in range(n):
+        y, state = subject.run(x[:, t : t + 1], state, start[:, t : t + 1])
+        outputs.append(y)
+    assert_trees_close((jnp.concatenate(outputs, axis=1), state), whole)
+
+
 def test_causality(subject):
     """Law 3: changing input t changes outputs from t on, and none before."""
     y, _ = subject.whole

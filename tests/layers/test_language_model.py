@@ -115,6 +115,33 @@ def test_dropout_masks_are_shared_by_rows_and_repeat_in_time():
     assert set(np.unique(dropped)) == {0.0, 2.0} and 0.3 < np.mean(dropped == 0.0) < 0.7
 
 
+def test_bfloat16_embedding_gradient_adds_up_frequent_tokens():
+    """A token used a thousand times: a bfloat16 sum would stop growing at 256."""
+    tokens = np.ones((4, 512), np.int32)
+    start, targets = np.zeros(tokens.shape, bool), np.full(tokens.shape, 2)
+
+    def gradient(dtype):
+        layer = SlidingWindowLayer(heads=2, head_dim=8, mlp_dim=20, window=64, dtype=dtype)
+        module = LanguageModel(VOCABULARY, 12, stack(pattern("s", {"s": layer})), dtype=dtype)
+        params = nn.unbox(module.init(jax.random.key(0), tokens[:, :64], module.initial_state(4), start[:, :64]))
+        return jax.jit(jax.grad(total_loss(module)))(params, tokens, targets, module.initial_state(4), start)
+
+    exact, half = (np.asarray(gradient(dtype)["params"]["embedding"][1]) for dtype in (jnp.float32, jnp.bfloat16))
+    assert np.linalg.norm(half - exact) < 0.03 * np.linalg.norm(exact)
+
+
+def test_dropout_does_not_depend_on_the_query_tile(inputs, params):
+    tokens, targets, state, start = inputs
+
+    def losses(tile):
+        layer = SlidingWindowLayer(heads=2, head_dim=8, mlp_dim=20, window=8, dropout=0.3, query_tile=tile)
+        module = LanguageModel(VOCABULARY, 12, stack(pattern("2*s", {"s": layer})))
+        rngs = {"dropout": jax.random.key(0)}
+        return module.apply(params, tokens, targets, state, start, method="losses", rngs=rngs)[0]
+
+    np.testing.assert_allclose(losses(2), losses(8), rtol=1e-5, atol=1e-5)
+
+
 def test_bfloat16_compute_keeps_float32_parameters_and_close_losses(inputs, params):
     layer = SlidingWindowLayer(heads=2, head_dim=8, mlp_dim=20, window=8, dtype=jnp.bfloat16)
     half = LanguageModel(VOCABULARY, 12, stack(pattern("2*s", {"s": layer})), dtype=jnp.bfloat16)

@@ -24,6 +24,11 @@ def test_a_wrong_pattern_is_told(spec):
         pattern(spec, {"slide": slide()})
 
 
+def test_a_query_tile_divides_its_window():
+    with pytest.raises(UserError, match="query_tile 3 does not divide the window 8"):
+        SlidingWindowLayer(heads=2, head_dim=8, mlp_dim=20, window=8, query_tile=3)
+
+
 def test_blocks_that_do_not_fit_are_told():
     assert stack([slide(4), slide(8)]).block == 8
     with pytest.raises(UserError, match="block 6 does not fit in a stack of block 8"):

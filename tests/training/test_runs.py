@@ -1,7 +1,9 @@
 """Whole runs of the train command: resume after kill -9 and SIGTERM bit for bit, divergence, and what is refused."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +15,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from block_recurrent import train
+from block_recurrent.data.rows import RowStream
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
 from block_recurrent.training.reporting import read_metrics
+from tests.training.killed import kill_before_step
 
 TINY = str(Path(__file__).parents[1] / "tiny.gin")
 
@@ -68,19 +72,36 @@ def test_killed_and_started_again_is_bit_identical(corpus, uninterrupted, tmp_pa
 
 
 def test_sigterm_saves_and_exits_with_its_own_code(corpus, uninterrupted, tmp_path, monkeypatch):
-    from block_recurrent.data.rows import RowStream
-    from tests.training.killed import kill_before_step
-
     workdir = tmp_path / "preempted"
     monkeypatch.setattr(RowStream, "read", RowStream.read)  # so that the next line is undone
-    kill_before_step(5, signal.SIGTERM)
+    kill_before_step(4, signal.SIGTERM)
     with pytest.raises(SystemExit) as exit_code:
         run_command(train.main, arguments(corpus, workdir))
     assert exit_code.value.code == PREEMPTED
     monkeypatch.undo()
-    assert (workdir / "checkpoints" / "5").is_dir()
+    assert (workdir / "checkpoints" / "4").is_dir()
     train.main(arguments(corpus, workdir))
     assert_bit_identical(saved(workdir, 8), saved(uninterrupted, 8))
+    # Step 4 was due for evaluation when the signal came: its row is written on resuming, and every row is the same.
+    assert untimed(read_metrics(workdir / "metrics.jsonl")) == untimed(read_metrics(uninterrupted / "metrics.jsonl"))
+
+
+def untimed(rows):
+    return sorted(({k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows), key=str)
+
+
+def test_a_stopped_run_keeps_its_share_of_a_row_of_metrics(corpus, tmp_path, monkeypatch):
+    """A row that averages steps from before and after a stop is the row of an uninterrupted run."""
+    spaced = "--gin.train.log_every=8"
+    train.main(arguments(corpus, tmp_path / "whole", spaced))
+    monkeypatch.setattr(RowStream, "read", RowStream.read)
+    kill_before_step(5, signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        run_command(train.main, arguments(corpus, tmp_path / "stopped", spaced))
+    monkeypatch.undo()
+    train.main(arguments(corpus, tmp_path / "stopped", spaced))
+    rows = [untimed(read_metrics(tmp_path / run / "metrics.jsonl")) for run in ("whole", "stopped")]
+    assert rows[0] == rows[1]
 
 
 def test_a_run_tells_what_it_is_before_it_starts(corpus, tmp_path, capsys):
@@ -97,13 +118,23 @@ def test_a_finished_run_may_go_on_longer(corpus, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "4").is_dir()
 
 
-def test_divergence_stops_and_keeps_the_last_good_checkpoint(corpus, tmp_path, capsys):
-    """An infinite loss is told in one line, and nothing that is not finite is saved."""
+def test_divergence_stops_and_keeps_the_last_good_checkpoint(corpus, tmp_path, capsys, monkeypatch):
+    """A loss that is not a number is told in one line, and nothing of its step is saved."""
+    read = RowStream.read
+
+    def read_or_spoil(stream, cursor):
+        batch, after = read(stream, cursor)
+        if stream.epochs is None and sum(cursor.offset) >= 4 * 16 * 3:  # in the fourth training step or later
+            batch["weights"] = batch["weights"] * np.nan
+        return batch, after
+
+    monkeypatch.setattr(RowStream, "read", read_or_spoil)
     with pytest.raises(SystemExit) as exit_code:
-        run_command(train.main, arguments(corpus, tmp_path / "run", "--gin.LEARNING_RATE=1e30", "--gin.WARMUP=1000000"))
+        run_command(train.main, arguments(corpus, tmp_path / "run"))
     assert exit_code.value.code == MISTAKE
-    assert "the run has diverged" in capsys.readouterr().err
+    assert re.search(r"error: step \d has diverged \(loss nan", capsys.readouterr().err)
     kept = [int(folder.name) for folder in (tmp_path / "run" / "checkpoints").iterdir() if folder.name.isdigit()]
+    assert 2 in kept
     for step in kept:
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(saved(tmp_path / "run", step)[0]["params"]))
 
@@ -123,6 +154,9 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(corpus, tmp_path, c
         (["--gin.train.segment=20"], "segment 20 is not a multiple of the model's block (its window) 8: try 16"),
         (["--gin.VOCABULARY=100"], "has 259 token ids, the model's vocabulary_size is 100"),
         (["--gin.PATTERN='2*slyde'"], "'2*slyde' is not one of slide"),
+        (["--gin.train.log_every=0"], "train.log_every is 0: give a whole number, 1 or more"),
+        (["--gin.train.keep_checkpoints=0"], "train.keep_checkpoints is 0"),
+        (["--gin.STORE=data/mine"], "text needs quotes inside quotes"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nothing_is_written(corpus, tmp_path, capsys, more, message):
@@ -139,6 +173,30 @@ def test_a_workdir_of_another_config_is_refused(corpus, uninterrupted):
         train.main(arguments(corpus, uninterrupted, "--gin.DIM=24"))
     with pytest.raises(UserError, match="holds a run of another config"):
         train.main(arguments(corpus, uninterrupted, "--gin.train.seed=5"))
+
+
+def test_a_workdir_that_is_a_file_is_told(corpus, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(train.main, arguments(corpus, tmp_path / "file"))
+    assert exit_code.value.code == MISTAKE and capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_full_disk_is_told_however_deep_it_was_found(capsys):
+    def fail(arguments):
+        raise ValueError("could not write") from OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(fail, [])
+    assert exit_code.value.code == MISTAKE and "the disk is full" in capsys.readouterr().err
+
+
+def test_a_mistake_in_the_code_keeps_its_traceback():
+    def fail(arguments):
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        run_command(fail, [])
 
 
 def test_a_damaged_checkpoint_is_named(corpus, tmp_path):

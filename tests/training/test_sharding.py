@@ -1,6 +1,7 @@
 """One device and eight, any mesh: the same losses."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,8 @@ def test_meshes_give_the_same_losses(corpus):
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(corpus.folder)],
         cwd=Path(__file__).parents[2],
+        # The partitioner's warnings are looked at below: they must be shown, and the program must be compiled.
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "JAX_ENABLE_COMPILATION_CACHE": "false"},
         capture_output=True,
         text=True,
     )

@@ -10,14 +10,15 @@ from block_recurrent.data.rows import RowStream
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from block_recurrent.training import optimizers
+from block_recurrent.training.optimizers import layer_by_layer
 from block_recurrent.training.sharding import make_mesh, optimizer_specs
 from block_recurrent.training.step import Trainer
 from models.sliding_window import SlidingWindowLayer
 
 
-def model(**changes):
-    layer = SlidingWindowLayer(heads=2, head_dim=8, mlp_dim=32, window=8, **changes)
-    return LanguageModel(260, 16, stack(pattern("2*slide", {"slide": layer})))
+def model(scan_depth=True):
+    layer = SlidingWindowLayer(heads=2, head_dim=8, mlp_dim=32, window=8)
+    return LanguageModel(260, 16, stack(pattern("2*slide", {"slide": layer}), scan_depth=scan_depth))
 
 
 def losses(corpus, accumulate=1, optimizer=None, steps=4, mesh=None):
@@ -36,6 +37,45 @@ def test_accumulated_parts_equal_one_step(corpus):
     whole, parts = losses(corpus), losses(corpus, accumulate=4)
     np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), parts[1], whole[1])
+
+
+def test_adafactor_treats_stacked_layers_one_by_one():
+    """The update of stacked layers of very different scale is that of each layer alone."""
+    rng = np.random.default_rng(0)
+    transformation = optax.adafactor(0.1, momentum=0.9)
+    params = {"layers": np.stack([rng.normal(size=(130, 140)) * scale for scale in (1.0, 10.0)]), "other": np.ones(3)}
+    params = jax.tree.map(lambda a: a.astype(np.float32), params)
+    gradients = jax.tree.map(lambda a: rng.normal(size=a.shape).astype(np.float32), params)
+    together = layer_by_layer(transformation, {"layers": 2, "other": 0})
+    updates, _ = together.update(gradients, together.init(params), params)
+    for i in range(2):
+        alone, _ = transformation.update(
+            gradients["layers"][i], transformation.init(params["layers"][i]), params["layers"][i]
+        )
+        np.testing.assert_allclose(updates["layers"][i], alone, rtol=1e-5)
+    alone, _ = transformation.update(gradients["other"], transformation.init(params["other"]), params["other"])
+    np.testing.assert_allclose(updates["other"], alone, rtol=1e-6)
+
+
+def test_scan_over_depth_does_not_change_training(corpus):
+    """The same parameters, stacked and not, give the same losses step after step."""
+    stacked, unrolled = (
+        Trainer(model(scan), optimizers.adafactor(optimizers.inverse_square_root(warmup=4)), make_mesh(), rows=8)
+        for scan in (True, False)
+    )
+    first = stacked.init(0)
+    layers = first.params["stack"]["layers_0"]
+    apart = {f"layers_{i}": jax.tree.map(lambda a, i=i: a[i].copy(), layers) for i in range(2)}
+    same = {**jax.tree.map(jax.numpy.copy, {**first.params, "stack": None}), "stack": apart}
+    second = unrolled.init(0).replace(params=same)
+    stream, seen = RowStream(corpus.split("train"), rows=8, segment=16, block=8), []
+    cursor = stream.begin()
+    for _ in range(4):
+        batch, cursor = stream.read(cursor)
+        first, metrics = stacked.step(first, batch)
+        second, other = unrolled.step(second, batch)
+        seen.append((float(metrics["loss"]), float(other["loss"])))
+    np.testing.assert_allclose(*np.transpose(seen), rtol=1e-5)
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
