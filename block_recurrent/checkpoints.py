@@ -17,8 +17,8 @@ class Checkpoints:
     """The checkpoints of a run, by step: parameters, the rest of the training state, and the data cursor."""
 
     def __init__(self, folder: str | Path, keep: int = 3):
-        # Orbax reports every file it touches, and asyncio each part of a failed save that the save itself reports.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # Orbax reports every file it touches, and a failed save once for each of its parts; what matters it raises.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         self.folder = Path(folder).absolute()
         self.manager = ocp.CheckpointManager(

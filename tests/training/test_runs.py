@@ -112,6 +112,13 @@ def test_a_run_tells_what_it_is_before_it_starts(corpus, tmp_path, capsys):
     assert "stack/layers_0/keys" in before and "(2, 16, 16)" in before
 
 
+def test_bfloat16_run_carries_its_state_in_bfloat16(corpus, tmp_path):
+    train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=2", "--gin.DTYPE='bfloat16'"))
+    trees, _ = saved(tmp_path / "run", 2)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(trees["training"]["memory"])} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(trees["params"])} == {"float32"}
+
+
 def test_a_finished_run_may_go_on_longer(corpus, tmp_path):
     train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=2"))
     train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=4"))
