@@ -12,11 +12,11 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers.attention import default_query_tile, sliding_window_attention
-from block_recurrent.layers.axes import constrain, partitioned
-from block_recurrent.layers.dropout import dropout_key, keep_mask, tied_dropout
-from block_recurrent.layers.feed_forward import FeedForward, kernel, vector
-from block_recurrent.layers.norms import l2_normalise, rms_norm
-from block_recurrent.layers.relative_bias import BUCKETS
+from block_recurrent.layers.axes import constrain
+from block_recurrent.layers.dropout import tied_dropout
+from block_recurrent.layers.feed_forward import FeedForward
+from block_recurrent.layers.norms import rms_norm
+from block_recurrent.layers.parameters import attention_mask, bias_table, kernel, project, project_unit, scale
 
 
 class SlidingWindowLayer(nn.Module):
@@ -51,47 +51,23 @@ class SlidingWindowLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
         b, n, d = x.shape
-        width = self.heads * self.head_dim
+        shape = (self.heads, self.head_dim)
         x = x.astype(self.dtype)
-
-        u = rms_norm(x, vector(self, "attention_norm", d))
-        u = tied_dropout(self, u, self.dropout)
-
-        def project(name):
-            projected = u @ kernel(self, name, (d, width), "embed", "heads").astype(self.dtype)
-            return projected.reshape(b, n, self.heads, self.head_dim)  # [b n h k]
-
-        keys, values, queries = (
-            l2_normalise(project("keys")),
-            project("values"),
-            l2_normalise(project("queries")),
-        )
-        keys, values, queries = (constrain(a, "batch", "length", "heads", None) for a in (keys, values, queries))
-        scale = vector(self, "attention_scale", self.heads)
-        table = self.param(
-            "relative_bias",
-            partitioned(nn.initializers.normal(BUCKETS**-0.5), None, None),
-            (self.heads, BUCKETS),
-            jnp.float32,
-        )
-        key = dropout_key(self, self.dropout)
-        keep = None
-        if key is not None:  # one mask for all rows and windows, applied after the softmax
-            keep = keep_mask(key, self.dropout, (self.heads, self.window, 2 * self.window), jnp.float32)
-        attended, next_keys, next_values = sliding_window_attention(
-            queries,
-            keys,
-            values,
+        u = tied_dropout(self, rms_norm(x, scale(self, "attention_norm", d)), self.dropout)
+        attended, keys, values = sliding_window_attention(
+            project_unit(self, "queries", u, *shape),
+            project_unit(self, "keys", u, *shape),
+            project(self, "values", u, *shape),
             state["keys"],
             state["values"],
             start,
-            scale,
-            table,
+            scale(self, "attention_scale", self.heads),
+            bias_table(self, "relative_bias", self.heads),
             self.query_tile or default_query_tile(self.window),
-            keep,
+            attention_mask(self, self.dropout, self.heads, self.window),
         )
-        output_kernel = kernel(self, "attention_output", (width, d), "heads", "embed")
-        x = x + attended.reshape(b, n, width) @ output_kernel.astype(self.dtype)
+        output_kernel = kernel(self, "attention_output", (self.heads * self.head_dim, d), "heads", "embed")
+        x = x + attended.reshape(b, n, -1) @ output_kernel.astype(self.dtype)
         x = constrain(x, "batch", "length", "embed")
         y = FeedForward(self.mlp_dim, self.dropout, name="feed_forward")(x)
-        return constrain(y, "batch", "length", "embed"), {"keys": next_keys, "values": next_values}
+        return constrain(y, "batch", "length", "embed"), {"keys": keys, "values": values}

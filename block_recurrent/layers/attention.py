@@ -11,25 +11,25 @@ def attend(
     queries: jax.Array,
     keys: jax.Array,
     values: jax.Array,
-    bias: jax.Array,
+    bias: jax.Array | None = None,
     same_document: jax.Array | None = None,
     keep: jax.Array | None = None,
 ) -> jax.Array:
-    """Softmax attention of tiles [b t q h k] over keys and values [b t j h k], in float32.
+    """Softmax attention of queries [... q h k] over keys and values [... j h k], in float32.
 
-    Keys and values outside a query's document (`same_document` [b t q j] false) count as zeros, which still take
-    their share of the softmax by their position's bias. `keep` is a dropout mask, broadcast to [b t h q j].
+    Keys and values outside a query's document (`same_document` [... q j] false) count as zeros, which still take
+    their share of the softmax by their position's bias. `keep` is a dropout mask, broadcast to [... h q j].
     """
-    logits = jnp.einsum("btqhk,btjhk->bthqj", queries, keys, preferred_element_type=jnp.float32)
+    logits = jnp.einsum("...qhk,...jhk->...hqj", queries, keys, preferred_element_type=jnp.float32)
     if same_document is not None:
-        same_document = same_document[:, :, None]  # [b t 1 q j]
+        same_document = same_document[..., None, :, :]  # [... 1 q j]
         logits = jnp.where(same_document, logits, 0.0)
-    weights = jax.nn.softmax(logits + bias, axis=-1)
+    weights = jax.nn.softmax(logits if bias is None else logits + bias, axis=-1)
     if same_document is not None:
         weights = jnp.where(same_document, weights, 0.0)
     if keep is not None:
         weights = weights * keep
-    return jnp.einsum("bthqj,btjhk->btqhk", weights.astype(values.dtype), values)
+    return jnp.einsum("...hqj,...jhk->...qhk", weights.astype(values.dtype), values)
 
 
 def default_query_tile(window: int) -> int:

@@ -6,8 +6,8 @@ from flax import linen as nn
 
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import tied_dropout
-from block_recurrent.layers.feed_forward import vector
 from block_recurrent.layers.norms import rms_norm
+from block_recurrent.layers.parameters import scale
 from block_recurrent.layers.stack import Stack
 
 
@@ -27,7 +27,7 @@ class LanguageModel(nn.Module):
     def setup(self):
         init = partitioned(nn.initializers.normal(1.0), "vocab", "embed")
         self.embedding = self.param("embedding", init, (self.vocabulary_size, self.dim), jnp.float32)
-        self.final_norm = vector(self, "final_norm", self.dim)
+        self.final_norm = scale(self, "final_norm", self.dim)
 
     @property
     def block(self) -> int:

@@ -7,6 +7,7 @@ from flax import linen as nn
 
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
+from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.sliding_window import SlidingWindowLayer
 from tests.reference.stack import run_language_model, run_layer, run_stack
 
@@ -26,6 +27,11 @@ def slide(**changes):
     return SlidingWindowLayer(**{"heads": 2, "head_dim": 8, "mlp_dim": 20, "window": 6, **changes})
 
 
+def recurrent(gate="fixed", configuration="skip", **changes):
+    sizes = {"heads": 2, "head_dim": 8, "mlp_dim": 20, "window": 4, "states": 3, "dim": 12}
+    return BlockRecurrentLayer(**{**sizes, "gate": gate, "configuration": configuration, **changes})
+
+
 def mixed(**options):
     layers = {"near": slide(window=3), "far": slide()}
     return stack(pattern("2*far near 2*far", layers), **options)
@@ -38,5 +44,16 @@ CASES = [
     Case("stack", mixed(), run_stack),
     Case("stack_unrolled", mixed(scan_depth=False), run_stack),
     Case("stack_remat", mixed(remat=True), run_stack),
+    *(
+        Case(f"recurrent_{gate}_{configuration}", recurrent(gate, configuration), run_layer)
+        for gate in ("fixed", "lstm")
+        for configuration in ("dual", "single", "skip")
+    ),
+    Case("recurrent_remat", recurrent(remat_update=True, query_tile=2), run_layer),
+    Case(
+        "stack_two_recurrent",
+        stack([slide(window=4), recurrent(), slide(window=4), recurrent("lstm", "single")]),
+        run_stack,
+    ),
     Case("language_model", LanguageModel(17, 12, mixed()), run_language_model, vocabulary=17),
 ]

@@ -3,10 +3,12 @@
 import jax
 import numpy as np
 
+from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.sliding_window import SlidingWindowLayer
+from tests.reference.block_recurrent import block_recurrent_layer
 from tests.reference.sliding_window import rms, sliding_window_layer
 
-LAYERS = {SlidingWindowLayer: sliding_window_layer}
+LAYERS = {SlidingWindowLayer: sliding_window_layer, BlockRecurrentLayer: block_recurrent_layer}
 
 
 def run_layer(layer, params, x, state, start):

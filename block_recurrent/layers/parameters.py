@@ -1,0 +1,46 @@
+"""The parameters that layers have in common, declared by name in the layer that owns them."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from block_recurrent.layers.axes import constrain, partitioned
+from block_recurrent.layers.dropout import dropout_key, keep_mask
+from block_recurrent.layers.norms import l2_normalise
+from block_recurrent.layers.relative_bias import BUCKETS
+
+kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+def kernel(module: nn.Module, name: str, shape: tuple[int, int], *axes: str | None) -> jax.Array:
+    """A float32 weight matrix [in out]."""
+    return module.param(name, partitioned(kernel_init, *axes), shape, jnp.float32)
+
+
+def scale(module: nn.Module, name: str, size: int) -> jax.Array:
+    """A float32 vector that starts at one: of a norm, or of the heads of an attention."""
+    return module.param(name, partitioned(nn.initializers.ones, None), (size,), jnp.float32)
+
+
+def project(module: nn.Module, name: str, x: jax.Array, heads: int, head_dim: int) -> jax.Array:
+    """Values of each head: [b n d] to [b n h k]."""
+    weights = kernel(module, name, (x.shape[-1], heads * head_dim), "embed", "heads")
+    projected = (x @ weights.astype(x.dtype)).reshape(*x.shape[:-1], heads, head_dim)
+    return constrain(projected, "batch", "length", "heads", None)
+
+
+def project_unit(module: nn.Module, name: str, x: jax.Array, heads: int, head_dim: int) -> jax.Array:
+    """Keys or queries of each head, of length one."""
+    return l2_normalise(project(module, name, x, heads, head_dim))
+
+
+def bias_table(module: nn.Module, name: str, heads: int) -> jax.Array:
+    """The T5 relative bias of a layer, [h BUCKETS]."""
+    init = partitioned(nn.initializers.normal(BUCKETS**-0.5), None, None)
+    return module.param(name, init, (heads, BUCKETS), jnp.float32)
+
+
+def attention_mask(module: nn.Module, rate: float, heads: int, window: int) -> jax.Array | None:
+    """A dropout mask for attention weights, [h w 2w], shared by all rows and windows; None where dropout is off."""
+    key = dropout_key(module, rate)
+    return None if key is None else keep_mask(key, rate, (heads, window, 2 * window), jnp.float32)
