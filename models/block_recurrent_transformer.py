@@ -13,7 +13,8 @@ state IDs added after the norm, no bias in z (eq. 1), tanh in z only in the `sin
 models/sliding_window.py says of the window.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -99,12 +100,12 @@ class BlockRecurrentLayer(nn.Module):
         if n % self.window:
             attended, state = self.token_by_token(cell, tokens, state, start)
         else:
-            # A stream fed in odd pieces may stand inside a block here. Training never does, and does not pay for the
-            # other branch: its backward pass would keep nothing.
+            # A stream fed in odd pieces may stand inside a block here. Training never does, and its backward pass
+            # should not pay for the other branch.
             attended, state = jax.lax.cond(
                 jnp.all(state["position"] == 0),
                 self.whole_blocks,
-                jax.checkpoint(self.token_by_token),
+                functools.partial(forward_only, self.token_by_token),
                 *(cell, tokens, state, start),
             )
         output_kernel = kernel(self, "attention_output", (2 * self.heads * self.head_dim, d), "heads", "embed")
@@ -244,6 +245,22 @@ class BlockRecurrentLayer(nn.Module):
         }
         between = self.between_blocks(keys[:, self.window :], values[:, self.window :], recurrent)
         return jax.tree.map(lambda a, b: rows_where(ends, a, b), between, inside), attended
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def forward_only(function: Callable, *arguments):
+    """Calls a function that nothing is trained through: its gradient is NaN, so that no one does so unseen."""
+    return function(*arguments)
+
+
+def forward_only_backward(function: Callable, arguments: tuple, cotangents):
+    del function, cotangents
+    return jax.tree.map(
+        lambda a: jnp.full_like(a, jnp.nan) if jnp.issubdtype(a.dtype, jnp.inexact) else None, arguments
+    )
+
+
+forward_only.defvjp(lambda function, *arguments: (function(*arguments), arguments), forward_only_backward)
 
 
 def scaled(queries: jax.Array, scale: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import tempfile
 
 # Before jax is imported. Tests run what they compile once or twice: cheap code generation is faster overall.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_llvm_disable_expensive_passes=true")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 # Whole runs compile the same step again and again, in this process and in those that tests start.
 COMPILED = tempfile.mkdtemp(prefix="block_recurrent_compiled_")

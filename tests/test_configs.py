@@ -49,7 +49,7 @@ def test_same_parameters_with_remat_and_depth_scan_on_and_off(file):
 def test_a_config_reaches_the_layers(file):
     """A binding is seen by the layer that is built: gin does not lose it on the way."""
     built = build(file, "WINDOW=16", "DROPOUT=0.25")["model"]
-    assert built.block == 16 and all(layer.dropout == 0.25 for layer in built.stack.layers)
+    assert built.block == 16 and all(layer.dropout == 0.25 and layer.window == 16 for layer in built.stack.layers)
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS)

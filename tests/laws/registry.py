@@ -32,9 +32,8 @@ def recurrent(gate="fixed", configuration="skip", **changes):
     return BlockRecurrentLayer(**{**sizes, "gate": gate, "configuration": configuration, **changes})
 
 
-def mixed(**options):
-    layers = {"near": slide(window=3), "far": slide()}
-    return stack(pattern("2*far near 2*far", layers), **options)
+def mixed():
+    return stack(pattern("2*far near 2*far", {"near": slide(window=3), "far": slide()}))
 
 
 CASES = [
@@ -42,14 +41,11 @@ CASES = [
     Case("sliding_window_small_tiles", slide(query_tile=2), run_layer),
     Case("sliding_window_far", slide(window=20, query_tile=10), run_layer),
     Case("stack", mixed(), run_stack),
-    Case("stack_unrolled", mixed(scan_depth=False), run_stack),
-    Case("stack_remat", mixed(remat=True), run_stack),
     *(
-        Case(f"recurrent_{gate}_{configuration}", recurrent(gate, configuration), run_layer)
-        for gate in ("fixed", "lstm")
+        Case(f"recurrent_{gate}_{configuration}", recurrent(gate, configuration, remat_update=remat), run_layer)
+        for gate, remat in (("fixed", False), ("lstm", True))
         for configuration in ("dual", "single", "skip")
     ),
-    Case("recurrent_remat", recurrent(remat_update=True, query_tile=2), run_layer),
     Case(
         "stack_two_recurrent",
         stack([slide(window=4), recurrent(), slide(window=4), recurrent("lstm", "single")]),
