@@ -77,7 +77,7 @@ def next_commands(workdir: Path, step: int) -> str:
     return "\n".join(
         [
             "Go on:",
-            f"  train longer      {run}.train {command} --gin.STEPS={2 * step}",
+            f"  resume, longer    {run}.train {command} --gin.STEPS={2 * step}",
             f"  evaluate          {run}.evaluate {workdir} --text=README.md",
             f"  generate          {run}.generate {workdir} --prompt='class ' --samples=3 --top_p=0.9",
             "On your own folder of text:",

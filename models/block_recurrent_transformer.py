@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers.attention import attend, default_query_tile, overlapping, sliding_window_attention
+from block_recurrent.layers.attention import attend, overlapping, query_tile_of, sliding_window_attention
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
@@ -58,8 +58,7 @@ class BlockRecurrentLayer(nn.Module):
         for name, value, known in (("gate", self.gate, GATES), ("configuration", self.configuration, CONFIGURATIONS)):
             if value not in known:
                 raise UserError(f"{name} {value!r} is not one of {', '.join(known)}")
-        if self.query_tile is not None and (self.query_tile < 1 or self.window % self.query_tile):
-            raise UserError(f"query_tile {self.query_tile} does not divide the window {self.window}")
+        query_tile_of(self.window, self.query_tile)  # a wrong one is told when the layer is built
         super().__post_init__()
 
     @property
@@ -189,7 +188,7 @@ class BlockRecurrentLayer(nn.Module):
             start,
             cell["scale"],
             cell["bias"],
-            self.query_tile or default_query_tile(self.window),
+            query_tile_of(self.window, self.query_tile),
             cell["keep"],
         )
 

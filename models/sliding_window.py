@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from block_recurrent.errors import UserError
-from block_recurrent.layers.attention import default_query_tile, sliding_window_attention
+from block_recurrent.layers.attention import query_tile_of, sliding_window_attention
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
@@ -36,8 +35,7 @@ class SlidingWindowLayer(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
-        if self.query_tile is not None and (self.query_tile < 1 or self.window % self.query_tile):
-            raise UserError(f"query_tile {self.query_tile} does not divide the window {self.window}")
+        query_tile_of(self.window, self.query_tile)  # a wrong one is told when the layer is built
         super().__post_init__()
 
     @property
@@ -63,7 +61,7 @@ class SlidingWindowLayer(nn.Module):
             start,
             scale(self, "attention_scale", self.heads),
             bias_table(self, "relative_bias", self.heads),
-            self.query_tile or default_query_tile(self.window),
+            query_tile_of(self.window, self.query_tile),
             attention_mask(self, self.dropout, self.heads, self.window),
         )
         output_kernel = kernel(self, "attention_output", (self.heads * self.head_dim, d), "heads", "embed")
