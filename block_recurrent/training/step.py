@@ -85,6 +85,11 @@ class Trainer:
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
             return self._step(state, self.place(batch))
 
+    def trace(self, state: TrainState, batch: Batch) -> jax.stages.Traced:
+        """The step as a traced program: to count, lower or compile without running it."""
+        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+            return self._step.trace(state, self.place(batch))
+
     def local_rows(self) -> tuple[int, ...]:
         """The rows of the global batch that live on this process's devices: those it reads."""
         mine = self.batch_sharding.addressable_devices_indices_map((self.rows,)).values()

@@ -1,0 +1,119 @@
+"""One training step of a recurrent model against a sliding-window one: time, memory, compilation, use of the machine.
+
+python -m benchmarks.step --size=small
+"""
+
+import argparse
+import json
+import time
+
+import jax
+import jax.extend
+import numpy as np
+
+from benchmarks.interleaved import medians
+from block_recurrent.layers.language_model import LanguageModel
+from block_recurrent.layers.stack import pattern, stack
+from block_recurrent.training.optimizers import adafactor, inverse_square_root
+from block_recurrent.training.sharding import make_mesh
+from block_recurrent.training.step import Trainer
+from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.sliding_window import SlidingWindowLayer
+
+SIZES = {
+    "small": {"dim": 256, "heads": 4, "head_dim": 64, "window": 128, "segment": 1024, "rows": 2, "vocabulary": 256},
+    "base": {"dim": 512, "heads": 8, "head_dim": 64, "window": 256, "segment": 2048, "rows": 1, "vocabulary": 32000},
+}
+MODELS = {
+    "small": {"Slide:4L": "4*slide", "Rec:fixed:skip": "2*slide rec slide"},
+    "base": {"Slide:13L": "13*slide", "Rec:fixed:skip": "9*slide rec 2*slide"},
+}
+
+
+def product_flops(jaxpr) -> float:
+    """FLOPs of the matrix products of a traced program, those in a scan times its length."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            depth = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
+            total += 2.0 * np.prod(equation.outvars[0].aval.shape) * depth
+        inner = [product_flops(part) for part in jax.extend.core.jaxprs_in_params(equation.params)]
+        if equation.primitive.name == "cond":
+            total += inner[-1]  # the branch of whole blocks, which is what runs
+        else:
+            total += sum(inner) * equation.params.get("length", 1)
+    return total
+
+
+class Case:
+    """A compiled step with its batch."""
+
+    def __init__(self, spec: str, size: dict, scan_depth: bool = True):
+        common = {name: size[name] for name in ("heads", "head_dim", "window")} | {"mlp_dim": 4 * size["dim"]}
+        layers = {
+            "slide": SlidingWindowLayer(**common),
+            "rec": BlockRecurrentLayer(**common, states=size["window"], dim=size["dim"]),
+        }
+        model = LanguageModel(size["vocabulary"], size["dim"], stack(pattern(spec, layers), scan_depth=scan_depth))
+        self.trainer = Trainer(model, adafactor(inverse_square_root()), make_mesh(), size["rows"])
+        tokens = np.random.default_rng(0).integers(0, size["vocabulary"], (size["rows"], size["segment"] + 1), np.int32)
+        start = np.zeros((size["rows"], size["segment"]), bool)
+        self.batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "start": start}
+        self.batch["weights"] = np.ones(start.shape, np.float32)
+        self.state = self.trainer.init(0)
+        traced = self.trainer.trace(self.state, self.batch)
+        self.flops = product_flops(traced.jaxpr.jaxpr)
+        began = time.perf_counter()
+        compiled = traced.lower().compile()
+        self.compile_seconds = time.perf_counter() - began
+        memory = compiled.memory_analysis()
+        self.peak_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+
+    def run(self) -> None:
+        self.state, metrics = self.trainer.step(self.state, self.batch)
+        jax.block_until_ready((self.state, metrics))
+
+
+def matmul_rate(size: dict) -> dict:
+    """Plain matrix products of the model's own shapes: a function to time, and its FLOPs."""
+    tokens, d = size["rows"] * size["segment"], size["dim"]
+    shapes = [(tokens, d, 4 * d), (tokens, 4 * d, d), (tokens, d, d), (d, tokens, 4 * d)]
+    operands = [(np.ones((m, k), np.float32), np.ones((k, n), np.float32)) for m, k, n in shapes]
+    multiply = jax.jit(lambda pairs: [a @ b for a, b in pairs])
+    placed = jax.device_put(operands)
+    return {
+        "run": lambda: jax.block_until_ready(multiply(placed)),
+        "flops": sum(2.0 * m * k * n for m, k, n in shapes),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.step", description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--segment", type=int, help="tokens of a segment, instead of the size's own")
+    options = parser.parse_args()
+    size = {**SIZES[options.size], **({"segment": options.segment} if options.segment else {})}
+    cases = {name: Case(spec, size) for name, spec in MODELS[options.size].items()}
+    plain = matmul_rate(size)
+    seconds = medians({**{name: case.run for name, case in cases.items()}, "matmul": plain["run"]}, options.repetitions)
+    rate = plain["flops"] / seconds["matmul"]
+    first = next(iter(cases))
+    for name, case in cases.items():
+        line = {
+            "model": name,
+            "segment": size["segment"],
+            "seconds": round(seconds[name], 4),
+            f"time_to_{first}": round(seconds[name] / seconds[first], 3),
+            f"memory_to_{first}": round(case.peak_bytes / cases[first].peak_bytes, 3),
+            "peak_megabytes": round(case.peak_bytes / 2**20),
+            "compile_seconds": round(case.compile_seconds, 1),
+            "gflop": round(case.flops / 1e9, 1),
+            "utilisation": round(case.flops / seconds[name] / rate, 3),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
