@@ -130,5 +130,5 @@ def split_by_document(documents: Sequence[Document], salt: str, share: float = 0
     held_out = max(round(share * len(ranked)), 1)
     sizes = (min(held_out, max(len(ranked) - 1, 0)), min(held_out, max(len(ranked) - 2, 0)))
     validation, test, train = ranked[: sizes[0]], ranked[sizes[0] : sum(sizes)], ranked[sum(sizes) :]
-    by_name = lambda part: tuple(sorted(part, key=lambda document: document.name))  # noqa: E731
-    return {"train": by_name(train), "validation": by_name(validation), "test": by_name(test)}
+    parts = {"train": train, "validation": validation, "test": test}
+    return {split: tuple(sorted(part, key=lambda document: document.name)) for split, part in parts.items()}

@@ -94,7 +94,10 @@ def test_remat_and_depth_scan_change_nothing(inputs, params, options):
 
 def test_dropout_is_on_exactly_where_a_key_is_given(inputs, params):
     tokens, _, state, start = inputs
-    run = lambda module, **rngs: module.apply(params, tokens, state, start, rngs=rngs)[0]  # noqa: E731
+
+    def run(module, **rngs):
+        return module.apply(params, tokens, state, start, rngs=rngs)[0]
+
     plain = run(model())
     np.testing.assert_array_equal(run(model(dropout=0.5)), plain)
     first, second = (run(model(dropout=0.5), dropout=jax.random.key(i)) for i in (1, 2))

@@ -35,9 +35,14 @@ def apply_gate(params, name, old, new, hidden):
 def states_seen(layer, params, recurrent):
     """Keys, values and both sets of queries of one row's states: [s h k] each."""
     normed = np.stack([rms(vector, params["state_norm"]) for vector in recurrent]) + params["state_ids"]
-    project = lambda name: np.stack([heads_of(vector, params[f"state_{name}"], layer.heads) for vector in normed])  # noqa: E731
-    units = lambda x: np.apply_along_axis(unit, -1, x)  # noqa: E731
-    return units(project("keys")), project("values"), units(project("queries")), units(project("cross_queries"))
+
+    def project(name):
+        return np.stack([heads_of(vector, params[f"state_{name}"], layer.heads) for vector in normed])
+
+    def project_unit(name):
+        return np.apply_along_axis(unit, -1, project(name))
+
+    return project_unit("keys"), project("values"), project_unit("queries"), project_unit("cross_queries")
 
 
 def update(layer, params, recurrent, keys, values):
