@@ -49,8 +49,8 @@ def known_trouble(error: BaseException) -> str | None:
     reason = error
     while reason is not None:  # libraries, gin among them, raise errors of their own over the one that tells
         if getattr(reason, "errno", None) == errno.ENOSPC or "No space left on device" in str(reason):
-            return "the disk is full: free some space; the same command goes on from the last checkpoint"
-        if isinstance(reason, OSError) and reason.filename is not None:
+            return "the disk is full: free some space and give the same command again"
+        if isinstance(error, OSError) and isinstance(reason, OSError) and reason.filename is not None:
             return f"{reason.filename}: {reason.strerror}"
         reason = reason.__cause__ or reason.__context__
     return None

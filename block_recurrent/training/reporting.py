@@ -24,6 +24,7 @@ class Reporter:
             return
         self.metrics_file = workdir / "metrics.jsonl"
         drop_after(self.metrics_file, resumed_at)
+        # Open for as long as the run reports; `close` closes it.
         self.log_file = open(workdir / "train.log", "a", buffering=1)  # noqa: SIM115
         self.console = Console()
         self.bar = None

@@ -199,8 +199,13 @@ def test_a_full_disk_is_told_however_deep_it_was_found(capsys):
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback():
+    """Also one that is made while a missing file is being handled."""
+
     def fail(arguments):
-        raise ValueError("a bug")
+        try:
+            Path("no such file").read_text()
+        finally:
+            raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
         run_command(fail, [])
