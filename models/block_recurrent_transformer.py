@@ -8,28 +8,38 @@ residuals. Keys and values are shared between the directions: four sets of queri
 Only the state update is sequential. Token projections, attention within the window and, given the states of all
 blocks, attention to the states and the feed-forward sublayer are done for all blocks at once.
 
-Where the authors' code differs from their paper, the code that produced the published numbers is followed: RMS norms,
-state IDs added after the norm, no bias in z (eq. 1), tanh in z only in the `single` configuration (eq. 4), and what
-models/sliding_window.py says of the window.
+Where the authors' code differs from their paper, the code that produced the published numbers is followed: RMS norms
+and state IDs added after the norm. Four differences have an option for the paper's text: `z_bias` (eq. 1; the code has
+none), `z_tanh` (eq. 4; the code's tanh belongs to the configuration `single`, whatever the gate), and, as
+models/sliding_window.py says of the window, `sees_itself` and `mask_empty`.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers.attention import attend, overlapping, query_tile_of, sliding_window_attention
+from block_recurrent.layers import health
+from block_recurrent.layers.attention import (
+    attend,
+    holds_token,
+    overlapping,
+    query_tile_of,
+    scaled,
+    sliding_window_attention,
+)
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
 from block_recurrent.layers.gates import GATES, gate, gate_parameters
 from block_recurrent.layers.norms import l2_normalise, rms_norm
-from block_recurrent.layers.parameters import attention_mask, bias_table, kernel, project, project_unit, scale
+from block_recurrent.layers.parameters import attention_mask, bias_table, in_heads, kernel, offset, scale
+from block_recurrent.layers.untrained import untrained
 
 CONFIGURATIONS = ("dual", "single", "skip")
+TANH = ("single", "lstm")
 
 State = dict[str, jax.Array]
 
@@ -39,6 +49,8 @@ class BlockRecurrentLayer(nn.Module):
 
     The state holds the recurrent vectors of the current block, the keys and values of the block of tokens before, and,
     of a block that is not finished, how many tokens have come, theirs too, and those of its states.
+
+    `z_tanh` says where z goes through tanh: in the configuration `single`, or with the gate `lstm`.
     """
 
     heads: int
@@ -49,13 +61,18 @@ class BlockRecurrentLayer(nn.Module):
     dim: int
     gate: str = "fixed"
     configuration: str = "skip"
+    z_bias: bool = False
+    z_tanh: str = "single"
+    sees_itself: bool = False
+    mask_empty: bool = False
     query_tile: int | None = None
     remat_update: bool = False
     dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
-        for name, value, known in (("gate", self.gate, GATES), ("configuration", self.configuration, CONFIGURATIONS)):
+        for name, known in (("gate", GATES), ("configuration", CONFIGURATIONS), ("z_tanh", TANH)):
+            value = getattr(self, name)
             if value not in known:
                 raise UserError(f"{name} {value!r} is not one of {', '.join(known)}")
         query_tile_of(self.window, self.query_tile)  # a wrong one is told when the layer is built
@@ -77,50 +94,30 @@ class BlockRecurrentLayer(nn.Module):
             "position": jnp.zeros((batch,), jnp.int32),
         }
 
-    @nn.compact
-    def __call__(self, x: jax.Array, state: State, start: jax.Array) -> tuple[jax.Array, State]:
-        n, d = x.shape[1:]
-        shape = (self.heads, self.head_dim)
-        x = x.astype(self.dtype)
-        u = tied_dropout(self, rms_norm(x, scale(self, "attention_norm", d)), self.dropout)
-        tokens = {
-            "queries": project_unit(self, "queries", u, *shape),
-            "cross_queries": project_unit(self, "cross_queries", u, *shape),
-            "keys": project_unit(self, "keys", u, *shape),
-            "values": project(self, "values", u, *shape),
+    def setup(self):
+        d, width, both = self.dim, self.heads * self.head_dim, 2 * self.heads * self.head_dim
+        self.attention_norm = scale(self, "attention_norm", d)
+        self.token_kernels = {
+            name: kernel(self, name, (d, width), "embed", "heads")
+            for name in ("queries", "cross_queries", "keys", "values")
         }
-        cell = {
+        self.cell = {
             "scale": scale(self, "attention_scale", self.heads),
             "cross_scale": scale(self, "cross_scale", self.heads),
             "bias": bias_table(self, "relative_bias", self.heads),
-            "keep": attention_mask(self, self.dropout, self.heads, self.window),
-            **self.horizontal_parameters(d),
+            **self.horizontal_parameters(d, width, both),
         }
-        if n % self.window:
-            attended, state = self.token_by_token(cell, tokens, state, start)
-        else:
-            # A stream fed in odd pieces may stand inside a block here. Training never does, and its backward pass
-            # should not pay for the other branch.
-            attended, state = jax.lax.cond(
-                jnp.all(state["position"] == 0),
-                self.whole_blocks,
-                functools.partial(forward_only, self.token_by_token),
-                *(cell, tokens, state, start),
-            )
-        output_kernel = kernel(self, "attention_output", (2 * self.heads * self.head_dim, d), "heads", "embed")
-        x = x + attended @ output_kernel.astype(self.dtype)
-        x = constrain(x, "batch", "length", "embed")
-        y = FeedForward(self.mlp_dim, self.dropout, name="feed_forward")(x)
-        return constrain(y, "batch", "length", "embed"), state
+        self.attention_output = kernel(self, "attention_output", (both, d), "heads", "embed")
+        self.feed_forward = FeedForward(self.mlp_dim, self.dropout)
 
-    def horizontal_parameters(self, d: int) -> dict:
+    def horizontal_parameters(self, d: int, width: int, both: int) -> dict:
         """What the state update learns."""
-        width, hidden = self.heads * self.head_dim, 2 * self.heads * self.head_dim
+        shape = (self.states, d)
         parameters = {
             "initial_state": self.param(
-                "initial_state", partitioned(nn.initializers.normal(0.1), None, "embed"), (self.states, d)
+                "initial_state", partitioned(nn.initializers.normal(0.1), None, "embed"), shape
             ),
-            "ids": self.param("state_ids", partitioned(nn.initializers.normal(1.0), None, "embed"), (self.states, d)),
+            "ids": self.param("state_ids", partitioned(nn.initializers.normal(1.0), None, "embed"), shape),
             "norm": scale(self, "state_norm", d),
             "self_scale": scale(self, "state_scale", self.heads),
             "token_scale": scale(self, "state_cross_scale", self.heads),
@@ -128,22 +125,67 @@ class BlockRecurrentLayer(nn.Module):
         for name in ("keys", "values", "queries", "cross_queries"):
             parameters[name] = kernel(self, f"state_{name}", (d, width), "embed", "heads")
         if self.configuration != "single":
-            parameters["output"] = kernel(self, "state_output", (hidden, d), "heads", "embed")
-            parameters["gate"] = gate_parameters(self, "state_gate", self.gate, hidden, d)
+            parameters["output"] = kernel(self, "state_output", (both, d), "heads", "embed")
+            parameters["output_bias"] = offset(self, "state_output_bias", d) if self.z_bias else None
+            parameters["gate"] = gate_parameters(self, "state_gate", self.gate, both, d)
         if self.configuration == "dual":
             parameters["mlp_norm"] = scale(self, "state_mlp_norm", d)
         if self.configuration != "skip":
-            mlp_in = d if self.configuration == "dual" else hidden
+            mlp_in = d if self.configuration == "dual" else both
             parameters["mlp_hidden"] = kernel(self, "state_mlp_hidden", (mlp_in, self.mlp_dim), "embed", "mlp")
             parameters["mlp_output"] = kernel(self, "state_mlp_output", (self.mlp_dim, d), "mlp", "embed")
+            parameters["mlp_output_bias"] = offset(self, "state_mlp_output_bias", d) if self.z_bias else None
             parameters["mlp_gate"] = gate_parameters(self, "state_mlp_gate", self.gate, self.mlp_dim, d)
         return parameters
 
-    def whole_blocks(self, cell: Mapping, tokens: Mapping, state: State, start: jax.Array) -> tuple[jax.Array, State]:
-        """Attention of a segment that begins on a block: heads of window and states [b n 2hk], and the next state."""
+    def __call__(
+        self, x: jax.Array, state: State, start: jax.Array, shown: tuple[jax.Array, jax.Array] | None = None
+    ) -> tuple[jax.Array, State]:
+        """`shown` is given inside a feedback stack, which calls with one token or one whole block."""
+        x = x.astype(self.dtype)
+        u = tied_dropout(self, rms_norm(x, self.attention_norm), self.dropout)
+        tokens = {name: in_heads(u, weights, self.heads) for name, weights in self.token_kernels.items()}
+        tokens = {name: a if name == "values" else l2_normalise(a) for name, a in tokens.items()}
+        keep = attention_mask(self, self.dropout, self.heads, self.window)
+        cell = dict(self.cell)
+        if x.shape[1] % self.window:
+            attended, state = self.token_by_token(cell, tokens, state, start)
+            measures = {}
+        elif shown is not None:
+            attended, state, measures = self.whole_blocks(cell, keep, tokens, state, start)
+        else:
+            # A stream fed in odd pieces may stand inside a block here. Training never does, and its backward pass
+            # should not pay for the other branch.
+            attended, state, measures = jax.lax.cond(
+                jnp.all(state["position"] == 0),
+                self.whole_blocks,
+                self.inside_a_block,
+                *(cell, keep, tokens, state, start),
+            )
+        output_kernel = self.attention_output.astype(self.dtype)
+        if measures:
+            health.sow(self, **measures, state_share=health.share_of_states(attended, output_kernel))
+        x = constrain(x + attended @ output_kernel, "batch", "length", "embed")
+        return constrain(self.feed_forward(x), "batch", "length", "embed"), state
+
+    def shown(self, state: State, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys and values [b s h k] of the states that the block, or token, beginning here will see."""
+        recurrent = begun(self.cell, start[:, 0], state["recurrent"])
+        seen = state_projections(self.cell, recurrent, self.heads)
+        begins = start[:, 0] | (state["position"] == 0)
+        return tuple(rows_where(begins, seen[name], state[f"state_{name}"]) for name in ("keys", "values"))
+
+    def whole_blocks(
+        self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
+    ) -> tuple[jax.Array, State, dict]:
+        """Attention of a segment that begins on a block: heads of window and states [b n 2hk], and the next state.
+
+        Beside them what the health of the states is measured by, where somebody watches.
+        """
         b, n = start.shape
+        watched = health.watched(self)
         previous = {name: state[name][:, self.window :] for name in ("keys", "values")}
-        in_window, keys, values = self.attend_window(cell, tokens, previous, start)
+        in_window, keys, values = self.attend_window(cell, keep, tokens, previous, start)
 
         begins = start.reshape(b, -1, self.window)[:, :, 0]  # [b m], m blocks
         two_blocks = {}
@@ -154,19 +196,30 @@ class BlockRecurrentLayer(nn.Module):
 
         def update(recurrent, block):
             begin, keys, values = block
-            recurrent = jnp.where(begin[:, None, None], cell["initial_state"].astype(self.dtype), recurrent)
+            recurrent = begun(cell, begin, recurrent)
             seen = state_projections(cell, recurrent, self.heads)
-            next_recurrent = next_state(cell, recurrent, seen, keys, values)
-            return constrain(next_recurrent, "batch", None, "embed"), (seen["keys"], seen["values"])
+            after, openness = self.next_state(cell, recurrent, seen, keys, values)
+            measures = {**health.of_states(recurrent, after), **openness} if watched else {}
+            return constrain(after, "batch", None, "embed"), (seen["keys"], seen["values"], measures)
 
         update = jax.checkpoint(update, prevent_cse=False) if self.remat_update else update
         blocks = (begins.swapaxes(0, 1), two_blocks["keys"], two_blocks["values"])
-        recurrent, (state_keys, state_values) = jax.lax.scan(update, state["recurrent"], blocks)
+        recurrent, (state_keys, state_values, measures) = jax.lax.scan(update, state["recurrent"], blocks)
 
         queries = scaled(tokens["cross_queries"], cell["cross_scale"]).reshape(b, -1, self.window, *in_window.shape[2:])
         in_states = attend(queries, state_keys.swapaxes(0, 1), state_values.swapaxes(0, 1))  # [b m w h k]
         attended = jnp.concatenate([in_window.reshape(b, n, -1), in_states.reshape(b, n, -1)], axis=-1)
-        return attended, self.between_blocks(keys, values, recurrent)
+        return attended, self.between_blocks(keys, values, recurrent), jax.tree.map(jnp.mean, measures)
+
+    def inside_a_block(
+        self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
+    ) -> tuple[jax.Array, State, dict]:
+        """The same from any place, not to be trained through; nothing is dropped or measured."""
+        shapes = jax.eval_shape(self.whole_blocks, cell, keep, tokens, state, start)[2]
+        measures = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
+        inputs = (cell, tokens, state)
+        outputs = self.token_by_token(*jax.lax.stop_gradient(inputs), start)
+        return *untrained(outputs, inputs), measures
 
     def between_blocks(self, keys: jax.Array, values: jax.Array, recurrent: jax.Array) -> State:
         """The state where no block is unfinished, from the last block's keys and values [b w h k]."""
@@ -178,7 +231,9 @@ class BlockRecurrentLayer(nn.Module):
             "recurrent": recurrent,
         }
 
-    def attend_window(self, cell: Mapping, tokens: Mapping, previous: Mapping, start: jax.Array):
+    def attend_window(
+        self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, previous: Mapping, start: jax.Array
+    ):
         return sliding_window_attention(
             tokens["queries"],
             tokens["keys"],
@@ -189,11 +244,13 @@ class BlockRecurrentLayer(nn.Module):
             cell["scale"],
             cell["bias"],
             query_tile_of(self.window, self.query_tile),
-            cell["keep"],
+            keep,
+            self.sees_itself,
+            self.mask_empty,
         )
 
     def token_by_token(self, cell: Mapping, tokens: Mapping, state: State, start: jax.Array) -> tuple[jax.Array, State]:
-        """The same for any length, from and to any place inside a block, with starts anywhere."""
+        """Attention for any length, from and to any place inside a block, with starts anywhere."""
         in_time = jax.tree.map(lambda a: a.swapaxes(0, 1)[:, :, None], dict(tokens))  # [n b 1 h k]
         state, attended = jax.lax.scan(
             lambda state, token: self.one_token(cell, *token, state), state, (in_time, start.swapaxes(0, 1))
@@ -203,13 +260,9 @@ class BlockRecurrentLayer(nn.Module):
     def one_token(self, cell: Mapping, token: Mapping, start: jax.Array, state: State) -> tuple[State, jax.Array]:
         """One token of every row: its attention [b 2hk] and the state after it, updated where it ends a block."""
         b = start.shape[0]
-        fresh = {
-            "keys": jnp.zeros_like(state["keys"]),
-            "values": jnp.zeros_like(state["values"]),
-            "recurrent": jnp.broadcast_to(cell["initial_state"].astype(self.dtype), state["recurrent"].shape),
-            "position": jnp.zeros_like(state["position"]),
-        }
-        state = {**state, **{name: rows_where(start, fresh[name], state[name]) for name in fresh}}
+        emptied = ("keys", "values", "position")
+        state = {**state, **{name: rows_where(start, jnp.zeros_like(state[name]), state[name]) for name in emptied}}
+        state["recurrent"] = begun(cell, start, state["recurrent"])
 
         begins = state["position"] == 0  # the states stay as they are until the block ends: project them once
 
@@ -221,7 +274,7 @@ class BlockRecurrentLayer(nn.Module):
             jnp.any(begins), project_states, lambda: (state["state_keys"], state["state_values"])
         )
         previous = {name: state[name][:, self.window :] for name in ("keys", "values")}
-        in_window, _, _ = self.attend_window({**cell, "keep": None}, token, previous, jnp.zeros((b, 1), bool))
+        in_window, _, _ = self.attend_window(cell, None, token, previous, jnp.zeros((b, 1), bool))
         in_states = attend(scaled(token["cross_queries"], cell["cross_scale"]), state_keys, state_values)
         attended = jnp.concatenate([in_window.reshape(b, -1), in_states.reshape(b, -1)], axis=-1)
 
@@ -231,7 +284,8 @@ class BlockRecurrentLayer(nn.Module):
 
         def update():
             seen = state_projections(cell, state["recurrent"], self.heads)
-            return rows_where(ends, next_state(cell, state["recurrent"], seen, keys, values), state["recurrent"])
+            after, _ = self.next_state(cell, state["recurrent"], seen, keys, values)
+            return rows_where(ends, after, state["recurrent"])
 
         recurrent = jax.lax.cond(jnp.any(ends), update, lambda: state["recurrent"])
         inside = {
@@ -245,26 +299,35 @@ class BlockRecurrentLayer(nn.Module):
         between = self.between_blocks(keys[:, self.window :], values[:, self.window :], recurrent)
         return jax.tree.map(lambda a, b: rows_where(ends, a, b), between, inside), attended
 
+    def next_state(
+        self, cell: Mapping, recurrent: jax.Array, seen: Mapping, keys: jax.Array, values: jax.Array
+    ) -> tuple[jax.Array, dict]:
+        """The horizontal direction: the states [b s d] after a block, given the tokens' keys and values [b 2w h k].
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def forward_only(function: Callable, *arguments):
-    """Calls a function that nothing is trained through: its gradient is NaN, so that no one does so unseen."""
-    return function(*arguments)
+        Beside them how open the gates were.
+        """
+        b, s, _ = recurrent.shape
+        held = holds_token(keys)[:, None, :] if self.mask_empty else None
+        in_states = attend(scaled(seen["queries"], cell["self_scale"]), seen["keys"], seen["values"])
+        in_tokens = attend(scaled(seen["cross_queries"], cell["token_scale"]), keys, values, held=held)
+        hidden = jnp.concatenate([in_states.reshape(b, s, -1), in_tokens.reshape(b, s, -1)], axis=-1)  # [b s 2hk]
+        squash = jnp.tanh if self.z_tanh in (self.configuration, self.gate) else lambda z: z  # eq. 4
+        openness = {}
+        if self.configuration != "single":
+            z = squash(affine(hidden, cell["output"], cell["output_bias"]))  # eq. 1
+            recurrent, openness["gate_kept"], openness["gate_taken"] = gate(cell["gate"], recurrent, z, hidden)
+        if self.configuration != "skip":
+            hidden = rms_norm(recurrent, cell["mlp_norm"]) if self.configuration == "dual" else hidden
+            hidden = nn.relu(hidden @ cell["mlp_hidden"].astype(hidden.dtype))  # [b s f]
+            z = squash(affine(hidden, cell["mlp_output"], cell["mlp_output_bias"]))
+            gated = gate(cell["mlp_gate"], recurrent, z, hidden)
+            recurrent, openness["mlp_gate_kept"], openness["mlp_gate_taken"] = gated
+        return recurrent, jax.tree.map(jnp.mean, openness)
 
 
-def forward_only_backward(function: Callable, arguments: tuple, cotangents):
-    del function, cotangents
-    return jax.tree.map(
-        lambda a: jnp.full_like(a, jnp.nan) if jnp.issubdtype(a.dtype, jnp.inexact) else None, arguments
-    )
-
-
-forward_only.defvjp(lambda function, *arguments: (function(*arguments), arguments), forward_only_backward)
-
-
-def scaled(queries: jax.Array, scale: jax.Array) -> jax.Array:
-    """Queries [... h k] times the learned scale of their head."""
-    return (queries * jnp.abs(scale)[:, None]).astype(queries.dtype)
+def affine(x: jax.Array, weights: jax.Array, bias: jax.Array | None) -> jax.Array:
+    y = x @ weights.astype(x.dtype)
+    return y if bias is None else y + bias.astype(x.dtype)
 
 
 def rows_where(rows: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:
@@ -272,35 +335,13 @@ def rows_where(rows: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Arra
     return jnp.where(rows.reshape(-1, *[1] * (other.ndim - 1)), chosen, other)
 
 
+def begun(cell: Mapping, start: jax.Array, recurrent: jax.Array) -> jax.Array:
+    """The states [b s d], in rows [b] where a document starts the learned initial ones."""
+    return rows_where(start, cell["initial_state"].astype(recurrent.dtype), recurrent)
+
+
 def state_projections(cell: Mapping, recurrent: jax.Array, heads: int) -> dict[str, jax.Array]:
     """Keys, values and both sets of queries of the states, each [b s h k] (3.3: learned IDs tell the states apart)."""
     normed = rms_norm(recurrent, cell["norm"]) + cell["ids"].astype(recurrent.dtype)
-
-    def heads_of(name):
-        projected = normed @ cell[name].astype(normed.dtype)
-        return projected.reshape(*projected.shape[:-1], heads, -1)
-
-    return {
-        "keys": l2_normalise(heads_of("keys")),
-        "values": heads_of("values"),
-        "queries": l2_normalise(heads_of("queries")),
-        "cross_queries": l2_normalise(heads_of("cross_queries")),
-    }
-
-
-def next_state(cell: Mapping, recurrent: jax.Array, seen: Mapping, keys: jax.Array, values: jax.Array) -> jax.Array:
-    """The horizontal direction: the states [b s d] after a block, given the tokens' keys and values [b 2w h k]."""
-    b, s, _ = recurrent.shape
-    in_states = attend(scaled(seen["queries"], cell["self_scale"]), seen["keys"], seen["values"])
-    in_tokens = attend(scaled(seen["cross_queries"], cell["token_scale"]), keys, values)
-    hidden = jnp.concatenate([in_states.reshape(b, s, -1), in_tokens.reshape(b, s, -1)], axis=-1)  # [b s 2hk]
-    if "output" in cell:  # dual and skip
-        z = hidden @ cell["output"].astype(hidden.dtype)  # eq. 1
-        recurrent = gate(cell["gate"], recurrent, z, hidden)
-        hidden = rms_norm(recurrent, cell["mlp_norm"]) if "mlp_norm" in cell else None
-    if "mlp_hidden" in cell:  # dual and single
-        hidden = nn.relu(hidden @ cell["mlp_hidden"].astype(hidden.dtype))  # [b s f]
-        z = hidden @ cell["mlp_output"].astype(hidden.dtype)
-        z = z if "output" in cell else jnp.tanh(z)  # eq. 4
-        recurrent = gate(cell["mlp_gate"], recurrent, z, hidden)
-    return recurrent
+    projected = {name: in_heads(normed, cell[name], heads) for name in ("keys", "values", "queries", "cross_queries")}
+    return {name: a if name == "values" else l2_normalise(a) for name, a in projected.items()}

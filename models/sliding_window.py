@@ -3,14 +3,16 @@
 Keys and values of the last window are cached across segments, so a token sees exactly `window` tokens before it,
 whatever the segment's length. Transformer-XL is the case segment = window. Where the authors' code differs from their
 paper, the code that produced the published numbers is followed: RMS norm, a token does not see itself, and the empty
-cache of a document's start is zeros that take part in the softmax.
+cache of a document's start is zeros that take part in the softmax. `sees_itself` and `mask_empty` follow the paper's
+text: a causal mask, and attention to tokens alone.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from block_recurrent.layers.attention import query_tile_of, sliding_window_attention
+from block_recurrent.layers import health
+from block_recurrent.layers.attention import attend, query_tile_of, scaled, sliding_window_attention
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
@@ -30,6 +32,8 @@ class SlidingWindowLayer(nn.Module):
     head_dim: int
     mlp_dim: int
     window: int
+    sees_itself: bool = False
+    mask_empty: bool = False
     query_tile: int | None = None
     dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
@@ -47,7 +51,14 @@ class SlidingWindowLayer(nn.Module):
         return {"keys": jnp.zeros(shape, self.dtype), "values": jnp.zeros(shape, self.dtype)}
 
     @nn.compact
-    def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
+    def __call__(
+        self,
+        x: jax.Array,
+        state: dict[str, jax.Array],
+        start: jax.Array,
+        shown: tuple[jax.Array, jax.Array] | None = None,
+    ):
+        """Inside a feedback stack `shown` are keys and values [b s h k] of the states, attended to in parallel."""
         b, n, d = x.shape
         shape = (self.heads, self.head_dim)
         x = x.astype(self.dtype)
@@ -63,9 +74,17 @@ class SlidingWindowLayer(nn.Module):
             bias_table(self, "relative_bias", self.heads),
             query_tile_of(self.window, self.query_tile),
             attention_mask(self, self.dropout, self.heads, self.window),
+            self.sees_itself,
+            self.mask_empty,
         )
-        output_kernel = kernel(self, "attention_output", (self.heads * self.head_dim, d), "heads", "embed")
-        x = x + attended.reshape(b, n, -1) @ output_kernel.astype(self.dtype)
-        x = constrain(x, "batch", "length", "embed")
+        attended = attended.reshape(b, n, -1)
+        if shown is not None:
+            cross_queries = project_unit(self, "cross_queries", u, *shape)
+            in_states = attend(scaled(cross_queries, scale(self, "cross_scale", self.heads)), *shown)
+            attended = jnp.concatenate([attended, in_states.reshape(b, n, -1)], axis=-1)
+        output_kernel = kernel(self, "attention_output", (attended.shape[-1], d), "heads", "embed").astype(self.dtype)
+        if shown is not None and health.watched(self):
+            health.sow(self, state_share=health.share_of_states(attended, output_kernel))
+        x = constrain(x + attended @ output_kernel, "batch", "length", "embed")
         y = FeedForward(self.mlp_dim, self.dropout, name="feed_forward")(x)
         return constrain(y, "batch", "length", "embed"), {"keys": keys, "values": values}

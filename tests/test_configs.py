@@ -40,7 +40,7 @@ def shapes(model):
 def test_same_parameters_with_remat_and_depth_scan_on_and_off(file):
     plain = shapes(build(file)["model"])
     assert plain[0]
-    for bindings in (["REMAT=True"], ["stack.stack.scan_depth=False"], ["REMAT=True", "stack.stack.scan_depth=False"]):
+    for bindings in (["REMAT=True"], ["SCAN_DEPTH=False"], ["REMAT=True", "SCAN_DEPTH=False"]):
         built = build(file, *bindings)["model"]
         assert shapes(built) == plain
         assert built.stack.remat == ("REMAT=True" in bindings)
@@ -82,3 +82,16 @@ def test_a_missing_argument_is_named(tmp_path):
     config.parse([str(file)], [])
     with pytest.raises(UserError, match=r"the config gives no value for train.rows"):
         config.configured(train, workdir="x")
+
+
+def test_feedback_gives_every_layer_queries_for_the_states():
+    layers, _ = shapes(build("configs/pg19/feedback_fixed_skip.gin")["model"])
+    assert len(layers) == 12 and all(layer["cross_queries"] == (1024, 1024) for layer in layers)
+
+
+def test_the_papers_text_reaches_the_layers(tmp_path):
+    file = tmp_path / "paper_text.gin"
+    file.write_text("include 'configs/pg19/rec_lstm_dual.gin'\ninclude 'configs/base/paper_text.gin'\n")
+    layers = build(str(file))["model"].stack.layers
+    assert all(layer.sees_itself and layer.mask_empty for layer in layers)
+    assert layers[1].z_bias and layers[1].z_tanh == "lstm"

@@ -1,11 +1,11 @@
-"""Sliding-window attention in tiles: every query sees exactly the `window` keys strictly before it."""
+"""Sliding-window attention in tiles: every query sees exactly `window` keys, by default those strictly before it."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers.relative_bias import window_bias
+from block_recurrent.layers.relative_bias import MASKED, window_bias
 
 
 def attend(
@@ -15,22 +15,40 @@ def attend(
     bias: jax.Array | None = None,
     same_document: jax.Array | None = None,
     keep: jax.Array | None = None,
+    held: jax.Array | None = None,
 ) -> jax.Array:
     """Softmax attention of queries [... q h k] over keys and values [... j h k], in float32.
 
     Keys and values outside a query's document (`same_document` [... q j] false) count as zeros, which still take
-    their share of the softmax by their position's bias. `keep` is a dropout mask, broadcast to [... h q j].
+    their share of the softmax by their position's bias. Those that are not `held` [... q j] take none; a query for
+    which nothing is held gets zeros. `keep` is a dropout mask, broadcast to [... h q j].
     """
     logits = jnp.einsum("...qhk,...jhk->...hqj", queries, keys, preferred_element_type=jnp.float32)
     if same_document is not None:
         same_document = same_document[..., None, :, :]  # [... 1 q j]
         logits = jnp.where(same_document, logits, 0.0)
-    weights = jax.nn.softmax(logits if bias is None else logits + bias, axis=-1)
+    logits = logits if bias is None else logits + bias
+    if held is not None:
+        held = held[..., None, :, :]  # [... 1 q j]
+        logits = jnp.where(held, logits, MASKED)
+    weights = jax.nn.softmax(logits, axis=-1)
     if same_document is not None:
         weights = jnp.where(same_document, weights, 0.0)
+    if held is not None:
+        weights = jnp.where(held, weights, 0.0)
     if keep is not None:
         weights = weights * keep
     return jnp.einsum("...hqj,...jhk->...qhk", weights.astype(values.dtype), values)
+
+
+def scaled(queries: jax.Array, scale: jax.Array) -> jax.Array:
+    """Queries [... h k] times the learned scale of their head."""
+    return (queries * jnp.abs(scale)[:, None]).astype(queries.dtype)
+
+
+def holds_token(keys: jax.Array) -> jax.Array:
+    """Where keys [... h k] are those of a token, [...]: they have length one, and an empty place holds zeros."""
+    return jnp.any(keys != 0.0, axis=(-2, -1))
 
 
 def query_tile_of(window: int, query_tile: int | None = None) -> int:
@@ -66,21 +84,24 @@ def sliding_window_attention(
     bias_table: jax.Array,
     query_tile: int,
     keep: jax.Array | None = None,
+    sees_itself: bool = False,
+    mask_empty: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Attends over a segment and the cache: outputs [b n h k], and the next cache, keys and values [b w h k].
 
     queries, keys, values [b n h k], keys and queries normalised; cached_keys, cached_values [b w h k]; start [b n];
-    scale [h]; bias_table [h 32]; keep [h w 2w]. Before the first token of a document lie zero keys and values, not
-    masked. A length that is a multiple of the window takes starts on its multiples, and tiles of `query_tile` queries.
+    scale [h]; bias_table [h 32]; keep [h w 2w]. Before the first token of a document lie zero keys and values, masked
+    with `mask_empty` alone. With `sees_itself` a query's own key is the last of its window. A length that is a multiple
+    of the window takes starts on its multiples, and tiles of `query_tile` queries.
     """
     b, n = queries.shape[:2]
     window = cached_keys.shape[1]
-    queries = (queries * jnp.abs(scale)[:, None]).astype(queries.dtype)
+    queries = scaled(queries, scale)
     all_keys = jnp.concatenate([cached_keys.astype(keys.dtype), keys], axis=1)  # [b w+n h k]
     all_values = jnp.concatenate([cached_values.astype(values.dtype), values], axis=1)
     whole_blocks = n % window == 0
     tile = query_tile if whole_blocks else min(n, window)
-    bias = window_bias(bias_table, jnp.abs(scale), window, tile)  # [h q j]
+    bias = window_bias(bias_table, jnp.abs(scale), window, tile, sees_itself)  # [h q j]
 
     if whole_blocks:
         blocks, per_block = n // window, window // tile
@@ -108,7 +129,13 @@ def sliding_window_attention(
     query_tiles = queries.reshape(b, -1, tile, *queries.shape[2:])
     if keep is not None:
         keep = tiles_of_mask(keep, tile, query_tiles.shape[1])
-    outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep)
+    held = None
+    if mask_empty:
+        held = holds_token(key_tiles)[:, :, None, :]  # [b t 1 j]
+        # A query that sees nothing at all must not take comfort in the keys outside its window.
+        held = held & (bias[0] > MASKED / 2)
+        held = held if same_document is None else held & same_document
+    outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep, held)
     outputs = outputs.reshape(b, -1, *queries.shape[2:])[:, :n]
 
     last = start_of_last_document(start)[:, None] - n + window  # position in the cache to come, may be negative

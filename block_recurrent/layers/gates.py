@@ -1,5 +1,7 @@
 """Gates in place of residuals: how a recurrent state takes up what is new (Hutchins et al. 2022, 3.4)."""
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -32,12 +34,18 @@ def gate_parameters(module: nn.Module, name: str, kind: str, hidden: int, dim: i
     }
 
 
-def gate(parameters: dict[str, jax.Array], old: jax.Array, new: jax.Array, hidden: jax.Array) -> jax.Array:
-    """The next state: `old` and `new` [... d] mixed; an lstm gate looks at `hidden` [... f]."""
+def gate(
+    parameters: Mapping[str, jax.Array], old: jax.Array, new: jax.Array, hidden: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`old` and `new` [... d] mixed, how much of the old is kept, and how much of the new is taken.
+
+    An lstm gate looks at `hidden` [... f].
+    """
     p = {name: value.astype(old.dtype) for name, value in parameters.items()}
     if "bias" in p:
         kept = jax.nn.sigmoid(p["bias"])  # eq. 2
-        return old * kept + new * (1 - kept)  # eq. 3
-    input_gate = jax.nn.sigmoid(hidden @ p["input_kernel"] + p["input_bias"] - 1)  # eq. 5
-    forget_gate = jax.nn.sigmoid(hidden @ p["forget_kernel"] + p["forget_bias"] + 1)  # eq. 6
-    return old * forget_gate + new * input_gate  # eq. 7
+        taken = 1 - kept
+    else:
+        taken = jax.nn.sigmoid(hidden @ p["input_kernel"] + p["input_bias"] - 1)  # eq. 5
+        kept = jax.nn.sigmoid(hidden @ p["forget_kernel"] + p["forget_bias"] + 1)  # eq. 6
+    return old * kept + new * taken, kept, taken  # eq. 3, eq. 7

@@ -22,11 +22,20 @@ def scale(module: nn.Module, name: str, size: int) -> jax.Array:
     return module.param(name, partitioned(nn.initializers.ones, None), (size,), jnp.float32)
 
 
+def offset(module: nn.Module, name: str, size: int) -> jax.Array:
+    """A float32 vector that starts at zero: the bias of a projection."""
+    return module.param(name, partitioned(nn.initializers.zeros, None), (size,), jnp.float32)
+
+
+def in_heads(x: jax.Array, weights: jax.Array, heads: int) -> jax.Array:
+    """Projects [b n d] by weights [d hk] and splits the heads: [b n h k]."""
+    projected = (x @ weights.astype(x.dtype)).reshape(*x.shape[:-1], heads, -1)
+    return constrain(projected, "batch", "length", "heads", None)
+
+
 def project(module: nn.Module, name: str, x: jax.Array, heads: int, head_dim: int) -> jax.Array:
     """Values of each head: [b n d] to [b n h k]."""
-    weights = kernel(module, name, (x.shape[-1], heads * head_dim), "embed", "heads")
-    projected = (x @ weights.astype(x.dtype)).reshape(*x.shape[:-1], heads, head_dim)
-    return constrain(projected, "batch", "length", "heads", None)
+    return in_heads(x, kernel(module, name, (x.shape[-1], heads * head_dim), "embed", "heads"), heads)
 
 
 def project_unit(module: nn.Module, name: str, x: jax.Array, heads: int, head_dim: int) -> jax.Array:

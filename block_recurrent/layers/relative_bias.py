@@ -17,16 +17,18 @@ def bucket(distance: np.ndarray) -> np.ndarray:
     return np.where(distance < exact, distance, np.minimum(log_bucket, BUCKETS - 1))
 
 
-def window_bias(table: jax.Array, scale: jax.Array, window: int, queries: int) -> jax.Array:
+def window_bias(table: jax.Array, scale: jax.Array, window: int, queries: int, sees_itself: bool = False) -> jax.Array:
     """The scaled bias of a tile, MASKED outside the window: [h q j] from a table [h BUCKETS].
 
-    Query i of the tile stands at position window + i and sees the `window` keys strictly before it,
-    that is keys i .. window + i - 1 of the tile's window + queries. The entry depends on key - query alone, so the
-    tile is one vector, laid out along the diagonals by a reshape: no gather, and no scatter in the gradient.
+    Query i of the tile stands at position window + i and sees the `window` keys strictly before it, that is keys
+    i .. window + i - 1 of the tile's window + queries; with `sees_itself` its own and the window - 1 before. The entry
+    depends on key - query alone, so the tile is one vector, laid out along the diagonals by a reshape: no gather, and
+    no scatter in the gradient.
     """
-    one_hot = np.eye(BUCKETS, dtype=np.float32)[bucket(np.arange(window, 0, -1))]  # [w BUCKETS]
+    own = int(sees_itself)
+    one_hot = np.eye(BUCKETS, dtype=np.float32)[bucket(np.arange(window, 0, -1) - own)]  # [w BUCKETS]
     by_distance = jnp.einsum("hc,wc->hw", table * scale[:, None], one_hot, precision="highest")
     period = window + 2 * queries
-    diagonal = jnp.pad(by_distance, ((0, 0), (0, 2 * queries)), constant_values=MASKED)  # [h period]
+    diagonal = jnp.pad(by_distance, ((0, 0), (own, 2 * queries - own)), constant_values=MASKED)  # [h period]
     skewed = jnp.tile(diagonal, (1, queries))[:, : queries * (period - 1)]
     return skewed.reshape(-1, queries, period - 1)[:, :, : window + queries]

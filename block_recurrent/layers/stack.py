@@ -1,7 +1,7 @@
 """A stack of layers is itself a layer; equal neighbours run as one scan over depth."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers import health
 
 
 def pattern(spec: str, layers: Mapping[str, nn.Module]) -> tuple[nn.Module, ...]:
@@ -28,9 +29,19 @@ def pattern(spec: str, layers: Mapping[str, nn.Module]) -> tuple[nn.Module, ...]
 
 def stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = False) -> "Stack":
     """Builds a stack; with `scan_depth`, equal neighbours are compiled once and hold stacked parameters."""
+    return Stack(*runs_of(layers, lambda layer: scan_depth), remat=remat)
+
+
+def runs_of(
+    layers: Sequence[nn.Module], scanned: Callable[[nn.Module], bool]
+) -> tuple[tuple[nn.Module, ...], tuple[int, ...]]:
+    """The layers of a stack, equal neighbours that are `scanned` once, and how often each is repeated.
+
+    Layers whose blocks do not fit together are refused.
+    """
     runs: list[list] = []
     for layer in layers:
-        if scan_depth and runs and runs[-1][0] == layer:
+        if scanned(layer) and runs and runs[-1][0] == layer:
             runs[-1][1] += 1
         else:
             runs.append([layer, 1])
@@ -41,11 +52,7 @@ def stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = Fa
                 f"a layer of block {layer.block} does not fit in a stack of block {block}: "
                 "make one a multiple of the other"
             )
-    return Stack(
-        layers=tuple(layer.clone() for layer, _ in runs),
-        depths=tuple(depth for _, depth in runs),
-        remat=remat,
-    )
+    return tuple(layer.clone() for layer, _ in runs), tuple(depth for _, depth in runs)
 
 
 class Stack(nn.Module):
@@ -73,14 +80,19 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
+        return self.through_layers(x, state, start)
+
+    def through_layers(self, x: jax.Array, state: tuple, start: jax.Array, *shown: Any) -> tuple[jax.Array, tuple]:
+        """One layer after another; `shown` is what every layer is given besides, if anything."""
+
         # Functions over built layers are lifted, never classes: a lifted class loses its configuration.
-        def run(layer: nn.Module, x: jax.Array, state: Any):
+        def run(layer: nn.Module, x: jax.Array, state: Any, *shown: Any):
             if x.shape[1] % self.block and x.shape[1] % layer.block == 0 and layer.block > 1:
                 # Starts may be anywhere in such a call, but this layer would take it for whole blocks of its own.
-                head, state = layer(x[:, :-1], state, start[:, :-1])
-                tail, state = layer(x[:, -1:], state, start[:, -1:])
+                head, state = layer(x[:, :-1], state, start[:, :-1], *shown)
+                tail, state = layer(x[:, -1:], state, start[:, -1:], *shown)
                 return jnp.concatenate([head, tail], axis=1), state
-            return layer(x, state, start)
+            return layer(x, state, start, *shown)
 
         run = nn.remat(run, prevent_cse=False) if self.remat else run
         next_state = []
@@ -88,15 +100,15 @@ class Stack(nn.Module):
             if depth > 1:
                 over_depth = nn.scan(
                     run,
-                    variable_axes={"params": 0, "intermediates": 0},
+                    variable_axes={"params": 0, health.COLLECTION: 0},
                     split_rngs={"params": True, "dropout": True},
-                    in_axes=1,
+                    in_axes=(1, *[nn.broadcast] * len(shown)),
                     out_axes=1,
                     length=depth,
                     metadata_params={nn.PARTITION_NAME: "layers"},
                 )
-                x, layer_state = over_depth(layer, x, layer_state)
+                x, layer_state = over_depth(layer, x, layer_state, *shown)
             else:
-                x, layer_state = run(layer, x, layer_state)
+                x, layer_state = run(layer, x, layer_state, *shown)
             next_state.append(layer_state)
         return x, tuple(next_state)

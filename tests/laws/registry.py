@@ -8,8 +8,9 @@ from flax import linen as nn
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.feedback import feedback_stack
 from models.sliding_window import SlidingWindowLayer
-from tests.reference.stack import run_language_model, run_layer, run_stack
+from tests.reference.stack import run_feedback_stack, run_language_model, run_layer, run_stack
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,11 @@ def mixed():
     return stack(pattern("2*far near 2*far", {"near": slide(window=3), "far": slide()}))
 
 
+AS_IN_THE_PAPER = {"sees_itself": True, "mask_empty": True}
+
 CASES = [
     Case("sliding_window", slide(), run_layer),
+    Case("sliding_window_paper", slide(**AS_IN_THE_PAPER, query_tile=3), run_layer),
     Case("sliding_window_small_tiles", slide(query_tile=2), run_layer),
     Case("sliding_window_far", slide(window=20, query_tile=10), run_layer),
     Case("stack", mixed(), run_stack),
@@ -50,6 +54,15 @@ CASES = [
         "stack_two_recurrent",
         stack([slide(window=4), recurrent(), slide(window=4), recurrent("lstm", "single")]),
         run_stack,
+    ),
+    Case("recurrent_paper", recurrent("lstm", "dual", z_bias=True, z_tanh="lstm", **AS_IN_THE_PAPER), run_layer),
+    Case(
+        "feedback", feedback_stack([slide(window=4), slide(window=4), recurrent(), slide(window=4)]), run_feedback_stack
+    ),
+    Case(
+        "feedback_two_recurrent",
+        feedback_stack([recurrent(), slide(window=2), recurrent("lstm", "single")], remat=True),
+        run_feedback_stack,
     ),
     Case("language_model", LanguageModel(17, 12, mixed()), run_language_model, vocabulary=17),
 ]

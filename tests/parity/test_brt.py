@@ -9,6 +9,7 @@ from block_recurrent.layers import relative_bias
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
 from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.feedback import feedback_stack
 from models.sliding_window import SlidingWindowLayer
 from tests.parity.golden import fixture_files, load, relative_error
 from tests.parity.names import layer_params
@@ -86,12 +87,13 @@ def model_params(arrays, prefix, layers):
     }
 
 
-@pytest.mark.parametrize("file", fixture_files("brt", "stack_rec_*", "stack_tworec_*"))
+@pytest.mark.parametrize("file", fixture_files("brt", "stack_*"))
 def test_model_equals_authors_code(file):
     """Tokens to logits and summed loss, through sliding-window and recurrent layers."""
     arrays, meta = load(file)
     layers = [layer_of(meta, i in meta["recurrent_layers"]) for i in range(meta["L"])]
-    model = LanguageModel(meta["V"], meta["D"], stack(layers, scan_depth=False), loss_chunk=meta["W"])
+    build = feedback_stack if meta["feedback"] else stack
+    model = LanguageModel(meta["V"], meta["D"], build(layers, scan_depth=False), loss_chunk=meta["W"])
     params = model_params(arrays, "params", meta["L"])
 
     def total(params, tokens, targets, mask, state, start):

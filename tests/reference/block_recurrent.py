@@ -2,25 +2,21 @@
 
 import numpy as np
 
-from tests.reference.sliding_window import rms, t5_bucket, unit
+from tests.reference.sliding_window import (
+    after_attention,
+    attend_all,
+    attend_states,
+    attend_window,
+    heads_of,
+    is_empty,
+    rms,
+    unit,
+    unit_heads_of,
+)
 
 
 def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-x))
-
-
-def softmax(logits):
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
-
-
-def heads_of(x, kernel, heads):
-    return (x @ kernel).reshape(heads, -1)
-
-
-def attend_all(queries, keys, values, scale):
-    """Heads of one query [h k] over keys and values [j h k], no position and no mask."""
-    return np.concatenate([softmax(keys[:, h] @ queries[h] * scale[h]) @ values[:, h] for h in range(len(queries))])
 
 
 def apply_gate(params, name, old, new, hidden):
@@ -45,9 +41,19 @@ def states_seen(layer, params, recurrent):
     return project_unit("keys"), project("values"), project_unit("queries"), project_unit("cross_queries")
 
 
+def new_value(layer, params, name, hidden):
+    """z of a gate: eq. 1, and eq. 4 where the layer says so."""
+    z = hidden @ params[name] + params.get(f"{name}_bias", 0.0)
+    squashed = layer.configuration == "single" if layer.z_tanh == "single" else layer.gate == "lstm"
+    return np.tanh(z) if squashed else z
+
+
 def update(layer, params, recurrent, keys, values):
     """One row's states [s d] after a block, given the keys and values of two blocks [2w h k]."""
     state_keys, state_values, queries, cross_queries = states_seen(layer, params, recurrent)
+    if layer.mask_empty:
+        held = [j for j in range(len(keys)) if not is_empty(keys[j])]
+        keys, values = keys[held], values[held]
     after = np.zeros_like(recurrent)
     for s, old in enumerate(recurrent):
         hidden = np.concatenate(
@@ -58,21 +64,23 @@ def update(layer, params, recurrent, keys, values):
         )
         if layer.configuration == "single":
             middle = np.maximum(hidden @ params["state_mlp_hidden"], 0.0)
-            z = np.tanh(middle @ params["state_mlp_output"])
+            z = new_value(layer, params, "state_mlp_output", middle)
             after[s] = apply_gate(params, "state_mlp_gate", old, z, middle)
             continue
-        after[s] = apply_gate(params, "state_gate", old, hidden @ params["state_output"], hidden)
+        after[s] = apply_gate(params, "state_gate", old, new_value(layer, params, "state_output", hidden), hidden)
         if layer.configuration == "dual":
             middle = np.maximum(rms(after[s], params["state_mlp_norm"]) @ params["state_mlp_hidden"], 0.0)
-            after[s] = apply_gate(params, "state_mlp_gate", after[s], middle @ params["state_mlp_output"], middle)
+            z = new_value(layer, params, "state_mlp_output", middle)
+            after[s] = apply_gate(params, "state_mlp_gate", after[s], z, middle)
     return after
 
 
-def block_recurrent_layer(layer, params, x, state, start):
+def block_recurrent_layer(layer, params, x, state, start, shown=None):
     """y, state of BlockRecurrentLayer `layer` on x [b n d], from a place between two blocks to another."""
-    window, heads = layer.window, layer.heads
+    del shown  # fed-back states are for the other layers
+    window = layer.window
     y = np.zeros_like(x)
-    final = {name: np.array(leaf) for name, leaf in state.items()}
+    final = {name: np.zeros_like(leaf) for name, leaf in state.items()}
     for b in range(x.shape[0]):
         keys, values = list(state["keys"][b, window:]), list(state["values"][b, window:])
         recurrent = state["recurrent"][b]
@@ -81,35 +89,15 @@ def block_recurrent_layer(layer, params, x, state, start):
                 keys, values = [np.zeros_like(keys[0])] * window, [np.zeros_like(values[0])] * window
                 recurrent = params["initial_state"]
             u = rms(x[b, t], params["attention_norm"])
-            query = [unit(part) for part in heads_of(u, params["queries"], heads)]
-            scale = np.abs(params["attention_scale"])
-            in_window = [
-                softmax(
-                    np.array(
-                        [
-                            (query[h] @ keys[-i][h] + params["relative_bias"][h, t5_bucket(i)]) * scale[h]
-                            for i in range(window, 0, -1)
-                        ]
-                    )
-                )
-                @ np.stack([value[h] for value in values[-window:]])
-                for h in range(heads)
-            ]
-            state_keys, state_values, _, _ = states_seen(layer, params, recurrent)
-            cross_query = np.stack([unit(part) for part in heads_of(u, params["cross_queries"], heads)])
-            in_states = attend_all(cross_query, state_keys, state_values, np.abs(params["cross_scale"]))
-            y1 = x[b, t] + np.concatenate([*in_window, in_states]) @ params["attention_output"]
-            forward = params["feed_forward"]
-            y[b, t] = y1 + np.maximum(rms(y1, forward["norm"]) @ forward["hidden"], 0.0) @ forward["output"]
-            keys.append(np.stack([unit(part) for part in heads_of(u, params["keys"], heads)]))
-            values.append(heads_of(u, params["values"], heads))
+            keys.append(unit_heads_of(u, params["keys"], layer.heads))
+            values.append(heads_of(u, params["values"], layer.heads))
+            in_window = attend_window(layer, params, u, keys, values)
+            in_states = attend_states(layer, params, u, *states_seen(layer, params, recurrent)[:2])
+            y[b, t] = after_attention(params, x[b, t], np.concatenate([in_window, in_states]))
             if (t + 1) % window == 0:
-                recurrent = update(
-                    layer, params, recurrent, np.stack(keys[-2 * window :]), np.stack(values[-2 * window :])
-                )
-                keys, values = keys[-window:], values[-window:]
-        final["keys"][b], final["values"][b] = 0.0, 0.0
-        final["keys"][b, window:], final["values"][b, window:] = np.stack(keys), np.stack(values)
+                last = slice(-2 * window, None)
+                recurrent = update(layer, params, recurrent, np.stack(keys[last]), np.stack(values[last]))
+        final["keys"][b, window:] = np.stack(keys[-window:])
+        final["values"][b, window:] = np.stack(values[-window:])
         final["recurrent"][b] = recurrent
-    final["state_keys"][:], final["state_values"][:], final["position"][:] = 0.0, 0.0, 0.0
     return y, final
