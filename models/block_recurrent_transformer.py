@@ -148,19 +148,18 @@ class BlockRecurrentLayer(nn.Module):
         tokens = {name: a if name == "values" else l2_normalise(a) for name, a in tokens.items()}
         keep = attention_mask(self, self.dropout, self.heads, self.window)
         cell = dict(self.cell)
+        measures = {}
+        aligned = jnp.all(state["position"] == 0)
         if x.shape[1] % self.window:
             attended, state = self.token_by_token(cell, tokens, state, start)
-            measures = {}
-        elif shown is not None:
+        elif shown is not None or health.watched(self):
             attended, state, measures = self.whole_blocks(cell, keep, tokens, state, start)
+            attended = jnp.where(aligned, attended, jnp.nan)  # such callers stand between two blocks, or are told
         else:
             # A stream fed in odd pieces may stand inside a block here. Training never does, and its backward pass
             # should not pay for the other branch.
-            attended, state, measures = jax.lax.cond(
-                jnp.all(state["position"] == 0),
-                self.whole_blocks,
-                self.inside_a_block,
-                *(cell, keep, tokens, state, start),
+            attended, state, _ = jax.lax.cond(
+                aligned, self.whole_blocks, self.inside_a_block, *(cell, keep, tokens, state, start)
             )
         output_kernel = self.attention_output.astype(self.dtype)
         if measures:
@@ -214,12 +213,11 @@ class BlockRecurrentLayer(nn.Module):
     def inside_a_block(
         self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
     ) -> tuple[jax.Array, State, dict]:
-        """The same from any place, not to be trained through; nothing is dropped or measured."""
-        shapes = jax.eval_shape(self.whole_blocks, cell, keep, tokens, state, start)[2]
-        measures = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
+        """The same from any place, not to be trained through; nothing is dropped."""
+        del keep
         inputs = (cell, tokens, state)
         outputs = self.token_by_token(*jax.lax.stop_gradient(inputs), start)
-        return *untrained(outputs, inputs), measures
+        return *untrained(outputs, inputs), {}
 
     def between_blocks(self, keys: jax.Array, values: jax.Array, recurrent: jax.Array) -> State:
         """The state where no block is unfinished, from the last block's keys and values [b w h k]."""

@@ -43,9 +43,9 @@ class FeedbackStack(Stack):
     def __call__(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         if x.shape[1] % self.block:
             return over_pieces(self, x, state, start, 1)
-        if self.is_initializing():
-            return over_pieces(self, x, state, start, self.block)
         positions = [own["position"] for layer, own in zip(self.layers, state, strict=True) if feeds_back(layer)]
+        if self.is_initializing() or health.watched(self):
+            return over_pieces(self, x, state, start, self.block)
         # As in the recurrent layer: a stream fed in odd pieces may stand inside a block; training never does.
         return nn.cond(jnp.all(jnp.stack(positions) == 0), over_blocks, inside_a_block, self, x, state, start)
 

@@ -4,6 +4,8 @@ A model that ignores its states (Hutchins et al. 2022, 3.5) has a `state_share` 
 collapsed into one (3.3) have a `state_similarity` of one; states that never change have no `state_drift`.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -49,3 +51,22 @@ def share_of_states(attended: jax.Array, output_kernel: jax.Array) -> jax.Array:
         for part, kernel in zip(jnp.split(attended, [half], -1), jnp.split(output_kernel, [half], 0), strict=True)
     )
     return jnp.mean(from_states / jnp.maximum(from_window + from_states, 1e-6))
+
+
+def measures_of(sown: Any, into_memory: Any, start: jax.Array) -> dict[str, jax.Array]:
+    """What a training step tells: "health/LAYER/MEASURE", from the sown measures and the carried state's gradient.
+
+    `state_gradient` is the norm of the loss's gradient by the states that a segment begins with, so one that has come
+    back through every block of it: per row, over those rows that go on with a document (`start` [b n]).
+    """
+    found = {}
+    for path, value in jax.tree_util.tree_leaves_with_path(sown.get(COLLECTION, {})):
+        *_, layer, measure = (key.key for key in path)
+        found[f"health/{layer}/{measure}"] = jnp.mean(value)  # a run of equal layers tells their mean
+    rows = start.shape[0]
+    goes_on = jnp.maximum(jnp.sum(~start[:, 0]), 1)
+    for path, gradient in jax.tree_util.tree_leaves_with_path(into_memory):
+        if getattr(path[-1], "key", None) == "recurrent":
+            norm = rows * jnp.sqrt(jnp.sum(jnp.square(gradient.astype(jnp.float32))) / goes_on)
+            found[f"health/layers_{path[0].idx}/state_gradient"] = norm
+    return found

@@ -32,6 +32,7 @@ def train(
     segment: int,
     seed: int = 0,
     accumulate: int = 1,
+    health: bool = False,
     mesh: Mesh | None = None,
     log_every: int = 50,
     evaluate_every: int = 1000,
@@ -43,6 +44,7 @@ def train(
     """Trains up to `steps`, from the latest checkpoint in `workdir` if there is one.
 
     `rows` documents are read side by side, `segment` tokens of each a step; `accumulate` splits the rows of a step.
+    With `health` the metrics tell how recurrent states fare (block_recurrent/layers/health.py).
     Every `evaluate_every` steps the first `evaluation_batches` batches of the validation split are evaluated (all by
     default). `started` is called once everything has been checked and nothing has been written.
     """
@@ -60,7 +62,7 @@ def train(
     check_vocabulary(model, data)
     mesh = make_mesh() if mesh is None else mesh
     check_rows(rows, mesh, accumulate)
-    trainer = Trainer(model, optimizer, mesh, rows, accumulate)
+    trainer = Trainer(model, optimizer, mesh, rows, accumulate, health)
     stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=trainer.local_rows())
     held_out = data.split("validation") if data.has("validation") else None
     evaluator = Evaluator(model, rows, segment, trainer.place, trainer.local_rows())

@@ -10,6 +10,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, PartitionSpec
 
+from block_recurrent.layers.health import COLLECTION, measures_of
 from block_recurrent.training.optimizers import Optimizer, layer_by_layer
 from block_recurrent.training.sharding import BATCH, RULES, named, optimizer_specs, parameter_specs
 
@@ -30,7 +31,15 @@ class TrainState:
 class Trainer:
     """A model and an optimizer compiled over a mesh: `state = init(seed)`, `state, metrics = step(state, batch)`."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, mesh: Mesh, rows: int, accumulate: int = 1):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        mesh: Mesh,
+        rows: int,
+        accumulate: int = 1,
+        health: bool = False,
+    ):
         self.model, self.mesh, self.rows = model, mesh, rows
         boxed = jax.eval_shape(lambda: self._init_params(jax.random.key(0)))
         params = nn.unbox(boxed)
@@ -61,7 +70,7 @@ class Trainer:
 
         self._init = jax.jit(init, out_shardings=self.shardings)
         self._step = jax.jit(
-            make_step(model, optimizer, transformation, accumulate),
+            make_step(model, optimizer, transformation, accumulate, health),
             in_shardings=(self.shardings, self.batch_sharding),
             out_shardings=(self.shardings, replicated),
             donate_argnums=0,
@@ -105,13 +114,20 @@ def is_boxed(value: Any) -> bool:
 
 
 def make_step(
-    model: nn.Module, optimizer: Optimizer, transformation: optax.GradientTransformation, accumulate: int
+    model: nn.Module,
+    optimizer: Optimizer,
+    transformation: optax.GradientTransformation,
+    accumulate: int,
+    health: bool,
 ) -> Callable:
-    """The step as a pure function of (state, batch), its rows taken in `accumulate` parts."""
+    """The step as a pure function of (state, batch), its rows taken in `accumulate` parts.
+
+    With `health` its metrics tell how the recurrent states fare.
+    """
 
     def loss(params, memory, batch: Batch, key: jax.Array, total: jax.Array):
-        # `memory` is not differentiated: this is the one place where gradients are cut between segments.
-        losses, memory = model.apply(
+        # `memory` is not trained: this is the one place where gradients are cut between segments.
+        (losses, memory), sown = model.apply(
             {"params": params},
             batch["inputs"],
             batch["targets"],
@@ -119,20 +135,29 @@ def make_step(
             batch["start"],
             rngs={"dropout": key},
             method="losses",
+            mutable=[COLLECTION] if health else [],
         )
-        return jnp.sum(losses * batch["weights"]) / total, memory
+        return jnp.sum(losses * batch["weights"]) / total, (memory, sown)
+
+    def gradient_of(params, memory, batch: Batch, key: jax.Array, total: jax.Array):
+        """Value, carried memory, measures of health, gradient."""
+        if not health:
+            (value, (memory, _)), gradient = jax.value_and_grad(loss, has_aux=True)(params, memory, batch, key, total)
+            return value, memory, {}, gradient
+        with_memory = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True, allow_int=True)
+        (value, (memory, sown)), (gradient, into_memory) = with_memory(params, memory, batch, key, total)
+        return value, memory, measures_of(sown, into_memory, batch["start"]), gradient
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
         total = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
-        gradient_of = jax.value_and_grad(loss, has_aux=True)
         if accumulate == 1:
-            (value, memory), gradient = gradient_of(state.params, state.memory, batch, key, total)
+            value, memory, measures, gradient = gradient_of(state.params, state.memory, batch, key, total)
         else:
 
             def add_part(so_far, part):
-                (value, memory), gradient = gradient_of(state.params, *part, total)
-                return jax.tree.map(jnp.add, so_far, (value, gradient)), memory
+                value, memory, measures, gradient = gradient_of(state.params, *part, total)
+                return jax.tree.map(jnp.add, so_far, (value, gradient)), (memory, measures)
 
             parts = (
                 split_rows(state.memory, accumulate),
@@ -140,8 +165,8 @@ def make_step(
                 jax.random.split(key, accumulate),
             )
             zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
-            (value, gradient), memory = jax.lax.scan(add_part, zeros, parts)
-            memory = join_rows(memory)
+            (value, gradient), (memory, measures) = jax.lax.scan(add_part, zeros, parts)
+            memory, measures = join_rows(memory), jax.tree.map(jnp.mean, measures)
         gradient_norm = optax.tree.norm(gradient)
         if optimizer.clip is not None:
             shrink = jnp.minimum(1.0, optimizer.clip / jnp.maximum(gradient_norm, 1e-30))
@@ -153,6 +178,7 @@ def make_step(
             "update_norm": optax.tree.norm(updates),
             "learning_rate": optimizer.learning_rate(state.step),
             "tokens": jnp.sum(batch["weights"]),
+            **measures,
         }
         new = TrainState(
             step=state.step + 1,
