@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart recall test lint format clean
 
 quickstart: $(READY)
 	@$(RUN) -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
@@ -12,6 +12,9 @@ quickstart: $(READY)
 	@$(RUN) -m block_recurrent.evaluate runs/quickstart --split=test
 	@$(RUN) -m block_recurrent.generate runs/quickstart --prompt='def ' --tokens=400 --temperature=0.7
 	@$(RUN) -m block_recurrent.report runs/quickstart
+
+recall: $(READY)
+	@$(RUN) -m benchmarks.recall --output=runs/recall
 
 test: lint
 	$(RUN) -m pytest -n 2 --dist worksteal

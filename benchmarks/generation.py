@@ -16,34 +16,51 @@ from flax import linen as nn
 from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
+from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.feedback import feedback_stack
 from models.sliding_window import SlidingWindowLayer
+
+SIZES = {"heads": 4, "head_dim": 64, "mlp_dim": 1024, "window": 128}
+LAYERS = {"slide": SlidingWindowLayer(**SIZES), "rec": BlockRecurrentLayer(**SIZES, states=128, dim=256)}
+MODELS = {
+    "Slide": stack(pattern("4*slide", LAYERS)),
+    "Rec:fixed:skip": stack(pattern("2*slide rec slide", LAYERS)),
+    "Feedback:fixed:skip": feedback_stack(pattern("2*slide rec slide", LAYERS)),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.generation", description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["Slide", "Rec:fixed:skip"])
     parser.add_argument("--positions", type=int, nargs="+", default=[200, 20_000])
-    parser.add_argument("--around", type=int, default=200, help="tokens timed from each position on")
+    parser.add_argument("--around", type=int, default=256, help="tokens timed from each position on: two blocks")
     options = parser.parse_args()
-    layer = SlidingWindowLayer(heads=4, head_dim=64, mlp_dim=1024, window=128)
-    model = LanguageModel(256, 256, stack(pattern("4*slide", {"slide": layer})))
+    for name in options.models:
+        measure(name, options.positions, options.around)
+
+
+def measure(name: str, positions: list[int], around: int) -> None:
+    """Prints the time of a token from each position on: its median, and its mean over whole blocks."""
+    model = LanguageModel(256, 256, MODELS[name])
     tokens = jnp.zeros((1, model.block), jnp.int32)
     variables = jax.jit(model.init)(jax.random.key(0), tokens, model.initial_state(1), tokens.astype(bool))
     generator = Generator(model, nn.unbox(variables)["params"], Sampling())
-    ends, last = [], max(options.positions) + options.around
-    for _ in generator([[1]], tokens=last):
+    ends = [time.perf_counter()]
+    for _ in generator([[1]], tokens=max(positions) + around):
         ends.append(time.perf_counter())
     first = None
-    for position in options.positions:
-        seconds = statistics.median(
-            after - before for before, after in itertools.pairwise(ends[position : position + options.around])
-        )
+    for position in positions:
+        steps = [after - before for before, after in itertools.pairwise(ends[position : position + around + 1])]
+        seconds = statistics.median(steps)
         first = first or seconds
         line = {
+            "model": name,
             "position": position,
             "tokens_per_second": round(1 / seconds, 1),
+            "mean_tokens_per_second": round(1 / statistics.mean(steps), 1),
             "ratio_to_first": round(seconds / first, 3),
         }
-        print(json.dumps(line))
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

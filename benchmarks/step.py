@@ -1,11 +1,16 @@
-"""One training step of a recurrent model against a sliding-window one: time, memory, compilation, use of the machine.
+"""The training step: time, memory, use of the machine and compilation, one JSON line per model.
 
-python -m benchmarks.step --size=small
+python -m benchmarks.step --size=small                    # recurrent against sliding-window
+python -m benchmarks.step --size=base --compare=segments  # a segment four times as long
+python -m benchmarks.step --size=base --compare=depth     # compiled with and without scan over depth
+python -m benchmarks.step --size=small --compare=health   # watched and not
+python -m benchmarks.step --size=small --compare=feedback
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable
 
 import jax
 import jax.extend
@@ -18,15 +23,16 @@ from block_recurrent.training.optimizers import adafactor, inverse_square_root
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
 from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.feedback import feedback_stack
 from models.sliding_window import SlidingWindowLayer
 
 SIZES = {
     "small": {"dim": 256, "heads": 4, "head_dim": 64, "window": 128, "segment": 1024, "rows": 2, "vocabulary": 256},
     "base": {"dim": 512, "heads": 8, "head_dim": 64, "window": 256, "segment": 2048, "rows": 1, "vocabulary": 32000},
 }
-MODELS = {
-    "small": {"Slide:4L": "4*slide", "Rec:fixed:skip": "2*slide rec slide"},
-    "base": {"Slide:13L": "13*slide", "Rec:fixed:skip": "9*slide rec 2*slide"},
+LAYERS = {
+    "small": {"slide": "4*slide", "rec": "2*slide rec slide"},
+    "base": {"slide": "13*slide", "rec": "9*slide rec 2*slide"},
 }
 
 
@@ -49,14 +55,16 @@ def product_flops(jaxpr) -> float:
 class Case:
     """A compiled step with its batch."""
 
-    def __init__(self, spec: str, size: dict, scan_depth: bool = True):
+    def __init__(self, spec: str, size: dict, build: Callable = stack, scan_depth: bool = True, health: bool = False):
         common = {name: size[name] for name in ("heads", "head_dim", "window")} | {"mlp_dim": 4 * size["dim"]}
         layers = {
             "slide": SlidingWindowLayer(**common),
             "rec": BlockRecurrentLayer(**common, states=size["window"], dim=size["dim"]),
         }
-        model = LanguageModel(size["vocabulary"], size["dim"], stack(pattern(spec, layers), scan_depth=scan_depth))
-        self.trainer = Trainer(model, adafactor(inverse_square_root()), make_mesh(), size["rows"])
+        layers = build(pattern(spec, layers), scan_depth=scan_depth)
+        model = LanguageModel(size["vocabulary"], size["dim"], layers)
+        self.segment = size["segment"]
+        self.trainer = Trainer(model, adafactor(inverse_square_root()), make_mesh(), size["rows"], health=health)
         tokens = np.random.default_rng(0).integers(0, size["vocabulary"], (size["rows"], size["segment"] + 1), np.int32)
         start = np.zeros((size["rows"], size["segment"]), bool)
         self.batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "start": start}
@@ -88,14 +96,32 @@ def matmul_rate(size: dict) -> dict:
     }
 
 
+def cases_of(compare: str, name: str, size: dict) -> dict[str, Case]:
+    """What is compared, the one that the others are measured by first."""
+    slide, rec = LAYERS[name]["slide"], LAYERS[name]["rec"]
+    if compare == "segments":
+        lengths = (size["segment"], 4 * size["segment"])
+        return {f"Rec:fixed:skip, segment {n}": Case(rec, {**size, "segment": n}) for n in lengths}
+    if compare == "depth":
+        return {
+            "Rec:fixed:skip, layers one by one": Case(rec, size, scan_depth=False),
+            "Rec:fixed:skip, scan over depth": Case(rec, size),
+        }
+    if compare == "health":
+        return {"Rec:fixed:skip": Case(rec, size), "Rec:fixed:skip, watched": Case(rec, size, health=True)}
+    if compare == "feedback":
+        return {"Rec:fixed:skip": Case(rec, size), "Feedback:fixed:skip": Case(rec, size, feedback_stack)}
+    return {f"Slide:{slide.split('*')[0]}L": Case(slide, size), "Rec:fixed:skip": Case(rec, size)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.step", description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--compare", choices=["models", "segments", "depth", "health", "feedback"], default="models")
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--segment", type=int, help="tokens of a segment, instead of the size's own")
     options = parser.parse_args()
-    size = {**SIZES[options.size], **({"segment": options.segment} if options.segment else {})}
-    cases = {name: Case(spec, size) for name, spec in MODELS[options.size].items()}
+    size = SIZES[options.size]
+    cases = cases_of(options.compare, options.size, size)
     plain = matmul_rate(size)
     seconds = medians({**{name: case.run for name, case in cases.items()}, "matmul": plain["run"]}, options.repetitions)
     rate = plain["flops"] / seconds["matmul"]
@@ -103,10 +129,11 @@ def main() -> None:
     for name, case in cases.items():
         line = {
             "model": name,
-            "segment": size["segment"],
+            "segment": case.segment,
             "seconds": round(seconds[name], 4),
-            f"time_to_{first}": round(seconds[name] / seconds[first], 3),
-            f"memory_to_{first}": round(case.peak_bytes / cases[first].peak_bytes, 3),
+            "time_to_first": round(seconds[name] / seconds[first], 3),
+            "memory_to_first": round(case.peak_bytes / cases[first].peak_bytes, 3),
+            "compile_to_first": round(case.compile_seconds / cases[first].compile_seconds, 3),
             "peak_megabytes": round(case.peak_bytes / 2**20),
             "compile_seconds": round(case.compile_seconds, 1),
             "gflop": round(case.flops / 1e9, 1),

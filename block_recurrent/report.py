@@ -10,29 +10,32 @@ from pathlib import Path
 
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
+from block_recurrent.plots import draw
 
 
-def plot(rows: list[dict], name: str, label: str, file: Path, factor: float = 1.0) -> bool:
-    """Draws one metric over steps; False where a run has none of it yet."""
-    import matplotlib
+def curves(rows: list[dict], prefix: str, factor: float = 1.0) -> dict[str, dict]:
+    """The metrics whose names begin so, over steps: by measure, then by layer ("health/LAYER/MEASURE")."""
+    found: dict[str, dict] = {}
+    for name in dict.fromkeys(name for row in rows for name in row if name.startswith(prefix)):
+        steps, values = zip(*((row["step"], row[name] * factor) for row in rows if name in row), strict=True)
+        *_, layer, measure = ["", *name.split("/")]
+        found.setdefault(measure.replace("_", " "), {})[layer] = (steps, values)
+    return found
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    points = [(row["step"], row[name] * factor) for row in rows if name in row]
-    if not points:
-        return False
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    steps, values = zip(*points, strict=True)
-    axes.plot(steps, values, color="#0072b2", marker="o" if len(points) < 40 else None, markersize=4)
-    axes.annotate(f"{values[-1]:.3f}", (steps[-1], values[-1]), (6, 0), textcoords="offset points", va="center")
-    axes.margins(x=0.09)
-    axes.set(xlabel="step", ylabel=label, title=f"{file.parents[1].name}: {label}")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-    return True
+def draw_plots(workdir: Path, rows: list[dict]) -> list[Path]:
+    """Draws what the metrics have; the files that were drawn."""
+    pictures = {
+        "loss": ("training loss, bits per token", curves(rows, "loss", 1 / math.log(2))),
+        "bits_per_byte": ("held-out bits per byte", curves(rows, "validation_bits_per_byte")),
+        "health": ("health of the recurrent states", curves(rows, "health/")),
+    }
+    files = []
+    for name, (title, panels) in pictures.items():
+        if panels:
+            files.append(workdir / "plots" / f"{name}.png")
+            draw(files[-1], f"{workdir.name}: {title}", panels)
+    return files
 
 
 def main(arguments: list[str]) -> None:
@@ -46,16 +49,7 @@ def main(arguments: list[str]) -> None:
     rows = read_metrics(workdir / "metrics.jsonl")
     if not rows:
         raise UserError(f"{workdir} has no metrics.jsonl with a row in it: give the --workdir of a training run")
-    (workdir / "plots").mkdir(exist_ok=True)
-    loss, held_out = workdir / "plots" / "loss.png", workdir / "plots" / "bits_per_byte.png"
-    plots = [
-        file
-        for file, drawn in (
-            (loss, plot(rows, "loss", "training loss, bits per token", loss, 1 / math.log(2))),
-            (held_out, plot(rows, "validation_bits_per_byte", "held-out bits per byte", held_out)),
-        )
-        if drawn
-    ]
+    plots = draw_plots(workdir, rows)
     print(f"\n{workdir}, step {rows[-1]['step']:,}")
     for file in sorted((workdir / "evaluation").glob("*.json")):
         score = json.loads(file.read_text())

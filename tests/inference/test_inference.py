@@ -170,6 +170,14 @@ def test_report_draws_and_tells(workdir, capsys):
         assert f"-m block_recurrent.{command}" in told
 
 
+def test_report_draws_the_health_of_every_layer(tmp_path):
+    rows = [{"step": s, "health/layers_1/state_norm": 1.0 * s, "health/layers_3/state_norm": 2.0} for s in (1, 2)]
+    assert report.curves(rows, "health/") == {
+        "state norm": {"layers_1": ((1, 2), (1.0, 2.0)), "layers_3": ((1, 2), (2.0, 2.0))}
+    }
+    assert report.draw_plots(tmp_path, rows) == [tmp_path / "plots" / "health.png"]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
