@@ -15,11 +15,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from block_recurrent.plots import draw
-from block_recurrent.training.optimizers import adafactor, cosine
+from block_recurrent.training.optimizers import adafactor
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
 from models.block_recurrent_transformer import BlockRecurrentLayer
@@ -67,7 +68,7 @@ class Recall:
 
 
 def model_of(task: Recall, spec: str, dim: int = 64, states: int = 8, gate: str = "lstm") -> LanguageModel:
-    sizes = {"heads": 2, "head_dim": dim // 2, "mlp_dim": 4 * dim, "window": task.window}
+    sizes = {"heads": 4, "head_dim": dim // 4, "mlp_dim": 4 * dim, "window": task.window}
     layers = {
         "slide": SlidingWindowLayer(**sizes),
         "rec": BlockRecurrentLayer(**sizes, states=states, dim=dim, gate=gate),
@@ -100,31 +101,33 @@ def learn(
     model: LanguageModel,
     task: Recall,
     stages: list[tuple[int, int]],
+    far: int,
     rows: int = 32,
-    peak: float = 0.05,
+    peak: float = 0.03,
     seed: int = 0,
-    far: int = 8,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[int], list[float], np.ndarray]:
-    """Trains through `stages` of (blocks of a document, steps): steps, bits far from the facts, bits by block.
+    """Trains through `stages` of (blocks of a document, most steps): steps, bits far from the facts, bits by block.
 
-    Far is `far` blocks and more after the facts, in documents of the last stage's length.
+    A stage ends early once its documents are known, to 0.02 bits. Far is `far` blocks and more after the facts, in
+    documents of the last stage's length.
     """
     measure = bits_by_block(model, task, stages[-1][0], rows)
-    steps = sum(count for _, count in stages)
-    optimizer = adafactor(cosine(peak, steps, peak / 20, warmup=steps // 8), clip=1.0)
+    optimizer = adafactor(optax.linear_schedule(0.0, peak, transition_steps=100), clip=1.0)
     trainer = Trainer(model, optimizer, make_mesh(), rows)
     state, rng = trainer.init(seed), np.random.default_rng(seed)
-    lengths = [blocks for blocks, count in stages for _ in range(count)]
     along, up = [], []
-    for step, blocks in enumerate(lengths, start=1):
-        state, _ = trainer.step(state, task.documents(rng, rows, blocks))
-        if step % 50 == 0 or step == steps:
-            bits = measure(state.params)
-            along.append(step)
-            up.append(float(bits[far - 1 :].mean()))
-            log(f"step {step}: documents of {blocks} blocks, {up[-1]:.3f} bits per answer far away")
-    return along, up, bits
+    for blocks, most in stages:
+        for done in range(1, most + 1):
+            state, metrics = trainer.step(state, task.documents(rng, rows, blocks))
+            if done % 50 == 0 or done == most:
+                training, by_block = float(metrics["loss"]) / np.log(2), measure(state.params)
+                along.append(int(state.step))
+                up.append(float(by_block[far - 1 :].mean()))
+                log(f"step {along[-1]}: {training:.3f} bits in documents of {blocks} blocks, {up[-1]:.3f} far away")
+                if training < 0.02:
+                    break
+    return along, up, by_block
 
 
 def main() -> None:
@@ -133,13 +136,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gate", default="lstm", choices=["lstm", "fixed"])
     options = parser.parse_args()
-    task, stages, far = Recall(), [(4, 600), (16, 150)], 8
+    task, stages, far = Recall(), [(4, 1000), (16, 200)], 8
     curves, by_block = {}, {}
     for name, spec in {"sliding window": "3*slide", "block-recurrent": "slide rec slide"}.items():
         began = time.perf_counter()
         model = model_of(task, spec, gate=options.gate)
         along, up, bits = learn(
-            model, task, stages, seed=options.seed, far=far, log=lambda line, name=name: print(f"{name}, {line}")
+            model,
+            task,
+            stages,
+            far,
+            seed=options.seed,
+            log=lambda line, name=name: print(f"{name}, {line}", flush=True),
         )
         curves[name], by_block[name] = (along, up), (list(range(1, len(bits) + 1)), bits)
         line = {

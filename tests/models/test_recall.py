@@ -13,7 +13,7 @@ def bits():
     """Bits per answer, of 4 that chance gives, three blocks after the fact and later."""
     stages = [(6, 120)]
     return {
-        spec: learn(model_of(TASK, spec, dim=32, states=2), TASK, stages, rows=32, far=3)[1][-1]
+        spec: learn(model_of(TASK, spec, dim=32, states=2), TASK, stages, far=3)[1][-1]
         for spec in ("2*slide", "rec slide")
     }
 

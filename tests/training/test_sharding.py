@@ -21,12 +21,18 @@ from block_recurrent.data.rows import RowStream
 from block_recurrent.data.store import open_store
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
+from models.feedback import feedback_stack
 from tests.training.test_step import losses
 
 one = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=jax.devices()[:1])
 meshes = {"one": one, "1x8x1": make_mesh(1, 8, 1), "2x2x2": make_mesh(2, 2, 2)}
 corpus = open_store(sys.argv[1])
-print(json.dumps({name: losses(corpus, mesh=mesh)[0] for name, mesh in meshes.items()}))
+found = {"slide": {name: losses(corpus, mesh=mesh)[0] for name, mesh in meshes.items()}}
+del meshes["1x8x1"]
+recurrent = {"recurrent": {"spec": "slide rec"}, "feedback": {"spec": "2*slide rec", "build": feedback_stack}}
+for model, layers in recurrent.items():
+    found[model] = {name: losses(corpus, mesh=mesh, **layers)[0] for name, mesh in meshes.items()}
+print(json.dumps(found))
 """
 
 
@@ -42,9 +48,9 @@ def test_meshes_give_the_same_losses(corpus):
     )
     assert run.returncode == 0, run.stderr
     assert "rematerialization" not in run.stderr, "the partitioner had to replicate an activation"
-    losses = json.loads(run.stdout.splitlines()[-1])
-    for name, seen in losses.items():
-        np.testing.assert_allclose(seen, losses["one"], rtol=1e-5, err_msg=name)
+    for model, losses in json.loads(run.stdout.splitlines()[-1]).items():
+        for name, seen in losses.items():
+            np.testing.assert_allclose(seen, losses["one"], rtol=1e-5, err_msg=f"{model} on {name}")
 
 
 def test_rows_that_do_not_divide_over_the_mesh_are_told():

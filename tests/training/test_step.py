@@ -13,17 +13,20 @@ from block_recurrent.training import optimizers
 from block_recurrent.training.optimizers import layer_by_layer
 from block_recurrent.training.sharding import make_mesh, optimizer_specs
 from block_recurrent.training.step import Trainer
+from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.sliding_window import SlidingWindowLayer
 
-
-def model(scan_depth=True):
-    layer = SlidingWindowLayer(heads=2, head_dim=8, mlp_dim=32, window=8)
-    return LanguageModel(260, 16, stack(pattern("2*slide", {"slide": layer}), scan_depth=scan_depth))
+SIZES = {"heads": 2, "head_dim": 8, "mlp_dim": 32, "window": 8}
+LAYERS = {"slide": SlidingWindowLayer(**SIZES), "rec": BlockRecurrentLayer(**SIZES, states=8, dim=16)}
 
 
-def losses(corpus, accumulate=1, optimizer=None, steps=4, mesh=None):
+def model(scan_depth=True, spec="2*slide", build=stack):
+    return LanguageModel(260, 16, build(pattern(spec, LAYERS), scan_depth=scan_depth))
+
+
+def losses(corpus, accumulate=1, optimizer=None, steps=4, mesh=None, **layers):
     optimizer = optimizer or optimizers.adafactor(optimizers.inverse_square_root(warmup=4))
-    trainer = Trainer(model(), optimizer, mesh or make_mesh(), rows=8, accumulate=accumulate)
+    trainer = Trainer(model(**layers), optimizer, mesh or make_mesh(), rows=8, accumulate=accumulate)
     stream = RowStream(corpus.split("train"), rows=8, segment=16, block=8)
     state, cursor, seen = trainer.init(0), stream.begin(), []
     for _ in range(steps):
