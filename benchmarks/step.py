@@ -2,7 +2,6 @@
 
 python -m benchmarks.step --size=small                    # recurrent against sliding-window
 python -m benchmarks.step --size=base --compare=segments  # a segment four times as long
-python -m benchmarks.step --size=base --compare=depth     # compiled with and without scan over depth
 python -m benchmarks.step --size=small --compare=health   # watched and not
 python -m benchmarks.step --size=small --compare=feedback
 """
@@ -15,6 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.extend
 import numpy as np
+from jax.sharding import Mesh
 
 from benchmarks.interleaved import medians
 from block_recurrent.layers.language_model import LanguageModel
@@ -45,26 +45,26 @@ def product_flops(jaxpr) -> float:
             depth = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
             total += 2.0 * np.prod(equation.outvars[0].aval.shape) * depth
         inner = [product_flops(part) for part in jax.extend.core.jaxprs_in_params(equation.params)]
-        if equation.primitive.name == "cond":
-            total += inner[-1]  # the branch of whole blocks, which is what runs
-        else:
-            total += sum(inner) * equation.params.get("length", 1)
+        total += sum(inner) * equation.params.get("length", 1)
     return total
+
+
+def make_trainer(spec: str, size: dict, mesh: Mesh, build: Callable = stack, scan_depth=True, health=False) -> Trainer:
+    common = {name: size[name] for name in ("heads", "head_dim", "window")} | {"mlp_dim": 4 * size["dim"]}
+    layers = {
+        "slide": SlidingWindowLayer(**common),
+        "rec": BlockRecurrentLayer(**common, states=size["window"], dim=size["dim"]),
+    }
+    model = LanguageModel(size["vocabulary"], size["dim"], build(pattern(spec, layers), scan_depth=scan_depth))
+    return Trainer(model, adafactor(inverse_square_root()), mesh, size["rows"], health=health)
 
 
 class Case:
     """A compiled step with its batch."""
 
-    def __init__(self, spec: str, size: dict, build: Callable = stack, scan_depth: bool = True, health: bool = False):
-        common = {name: size[name] for name in ("heads", "head_dim", "window")} | {"mlp_dim": 4 * size["dim"]}
-        layers = {
-            "slide": SlidingWindowLayer(**common),
-            "rec": BlockRecurrentLayer(**common, states=size["window"], dim=size["dim"]),
-        }
-        layers = build(pattern(spec, layers), scan_depth=scan_depth)
-        model = LanguageModel(size["vocabulary"], size["dim"], layers)
+    def __init__(self, spec: str, size: dict, build: Callable = stack, health: bool = False):
+        self.trainer = make_trainer(spec, size, make_mesh(), build, health=health)
         self.segment = size["segment"]
-        self.trainer = Trainer(model, adafactor(inverse_square_root()), make_mesh(), size["rows"], health=health)
         tokens = np.random.default_rng(0).integers(0, size["vocabulary"], (size["rows"], size["segment"] + 1), np.int32)
         start = np.zeros((size["rows"], size["segment"]), bool)
         self.batch = {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "start": start}
@@ -102,11 +102,6 @@ def cases_of(compare: str, name: str, size: dict) -> dict[str, Case]:
     if compare == "segments":
         lengths = (size["segment"], 4 * size["segment"])
         return {f"Rec:fixed:skip, segment {n}": Case(rec, {**size, "segment": n}) for n in lengths}
-    if compare == "depth":
-        return {
-            "Rec:fixed:skip, layers one by one": Case(rec, size, scan_depth=False),
-            "Rec:fixed:skip, scan over depth": Case(rec, size),
-        }
     if compare == "health":
         return {"Rec:fixed:skip": Case(rec, size), "Rec:fixed:skip, watched": Case(rec, size, health=True)}
     if compare == "feedback":
@@ -117,7 +112,7 @@ def cases_of(compare: str, name: str, size: dict) -> dict[str, Case]:
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.step", description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--compare", choices=["models", "segments", "depth", "health", "feedback"], default="models")
+    parser.add_argument("--compare", choices=["models", "segments", "health", "feedback"], default="models")
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()
     size = SIZES[options.size]
@@ -133,7 +128,6 @@ def main() -> None:
             "seconds": round(seconds[name], 4),
             "time_to_first": round(seconds[name] / seconds[first], 3),
             "memory_to_first": round(case.peak_bytes / cases[first].peak_bytes, 3),
-            "compile_to_first": round(case.compile_seconds / cases[first].compile_seconds, 3),
             "peak_megabytes": round(case.peak_bytes / 2**20),
             "compile_seconds": round(case.compile_seconds, 1),
             "gflop": round(case.flops / 1e9, 1),

@@ -152,12 +152,11 @@ class BlockRecurrentLayer(nn.Module):
         aligned = jnp.all(state["position"] == 0)
         if x.shape[1] % self.window:
             attended, state = self.token_by_token(cell, tokens, state, start)
-        elif shown is not None or health.watched(self):
+        elif shown is not None or in_training(self):
             attended, state, measures = self.whole_blocks(cell, keep, tokens, state, start)
-            attended = jnp.where(aligned, attended, jnp.nan)  # such callers stand between two blocks, or are told
+            attended = jnp.where(aligned, attended, jnp.nan)
         else:
-            # A stream fed in odd pieces may stand inside a block here. Training never does, and its backward pass
-            # should not pay for the other branch.
+            # A stream fed in odd pieces may stand inside a block here.
             attended, state, _ = jax.lax.cond(
                 aligned, self.whole_blocks, self.inside_a_block, *(cell, keep, tokens, state, start)
             )
@@ -321,6 +320,15 @@ class BlockRecurrentLayer(nn.Module):
             gated = gate(cell["mlp_gate"], recurrent, z, hidden)
             recurrent, openness["mlp_gate_kept"], openness["mlp_gate_taken"] = gated
         return recurrent, jax.tree.map(jnp.mean, openness)
+
+
+def in_training(module: nn.Module) -> bool:
+    """Whether the caller drops features or watches health, as training does.
+
+    Training always stands between two blocks, and need not compile what serves inside one; were it to stand there, the
+    outputs would be NaN.
+    """
+    return module.has_rng("dropout") or health.watched(module)
 
 
 def affine(x: jax.Array, weights: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -14,6 +14,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers import health
 from block_recurrent.layers.stack import Stack, runs_of
 from block_recurrent.layers.untrained import untrained
+from models.block_recurrent_transformer import in_training
 
 
 def feedback_stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = False) -> "FeedbackStack":
@@ -44,9 +45,9 @@ class FeedbackStack(Stack):
         if x.shape[1] % self.block:
             return over_pieces(self, x, state, start, 1)
         positions = [own["position"] for layer, own in zip(self.layers, state, strict=True) if feeds_back(layer)]
-        if self.is_initializing() or health.watched(self):
+        if self.is_initializing() or in_training(self):
             return over_pieces(self, x, state, start, self.block)
-        # As in the recurrent layer: a stream fed in odd pieces may stand inside a block; training never does.
+        # As in the recurrent layer: a stream fed in odd pieces may stand inside a block.
         return nn.cond(jnp.all(jnp.stack(positions) == 0), over_blocks, inside_a_block, self, x, state, start)
 
     def one_piece(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:

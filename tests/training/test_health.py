@@ -123,9 +123,11 @@ def test_measures_are_taken_nowhere_else():
 
 
 @pytest.mark.parametrize("layer", [recurrent(), feedback_stack([slide(window=4), recurrent()])], ids=["layer", "stack"])
-def test_watching_from_inside_a_block_is_not_silent(layer):
+def test_training_from_inside_a_block_is_not_silent(layer):
     x, start, state = np.ones((1, 4, 12), np.float32), np.zeros((1, 4), bool), layer.initial_state(1)
     variables = layer.init(jax.random.key(0), x, state, start)
     _, inside = layer.apply(variables, x[:, :1], state, start[:, :1])
     (y, _), _ = layer.apply(variables, x, inside, start, mutable=[COLLECTION])
+    assert np.all(np.isnan(y))
+    y, _ = layer.apply(variables, x, inside, start, rngs={"dropout": jax.random.key(1)})
     assert np.all(np.isnan(y))
