@@ -1,11 +1,16 @@
 """Sliding-window attention in tiles: every query sees exactly `window` keys, by default those strictly before it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers.relative_bias import MASKED, window_bias
+
+WEIGHTS = "attention_weights"  # their name for jax.checkpoint
 
 
 def attend(
@@ -31,7 +36,7 @@ def attend(
     if held is not None:
         held = held[..., None, :, :]  # [... 1 q j]
         logits = jnp.where(held, logits, MASKED)
-    weights = jax.nn.softmax(logits, axis=-1)
+    weights = checkpoint_name(jax.nn.softmax(logits, axis=-1), WEIGHTS)
     if same_document is not None:
         weights = jnp.where(same_document, weights, 0.0)
     if held is not None:
@@ -103,40 +108,45 @@ def sliding_window_attention(
     tile = query_tile if whole_blocks else min(n, window)
     bias = window_bias(bias_table, jnp.abs(scale), window, tile, sees_itself)  # [h q j]
 
-    if whole_blocks:
-        blocks, per_block = n // window, window // tile
-        # At a document start, what a tile reads of the block before it becomes zeros.
-        own_block = np.arange(window + tile) >= window - tile * np.arange(per_block)[:, None]  # [window/tile, j]
-        begins = start.reshape(b, blocks, window)[:, :, 0]
-        visible = (own_block | ~begins[:, :, None, None]).reshape(b, n // tile, window + tile)
-        zeroed = visible[:, :, :, None, None].astype(keys.dtype)
-        key_tiles = overlapping(all_keys, tile, window) * zeroed
-        value_tiles = overlapping(all_values, tile, window) * zeroed
-        same_document = None
-    else:
-        documents = jnp.pad(jnp.cumsum(start, axis=1, dtype=jnp.int32), ((0, 0), (window, 0)))  # [b w+n]
-        if n > window:
-            pad = -n % window
-            queries = jnp.pad(queries, ((0, 0), (0, pad), (0, 0), (0, 0)))
-            key_tiles, value_tiles, key_documents = (
-                overlapping(jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)), tile, window)
-                for x in (all_keys, all_values, documents)
-            )
+    # The backward pass copies keys and values into their tiles anew: kept, the copies would be most of the memory.
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(WEIGHTS))
+    def in_tiles(queries, all_keys, all_values, bias, keep):
+        if whole_blocks:
+            blocks, per_block = n // window, window // tile
+            # At a document start, what a tile reads of the block before it becomes zeros.
+            own_block = np.arange(window + tile) >= window - tile * np.arange(per_block)[:, None]  # [window/tile, j]
+            begins = start.reshape(b, blocks, window)[:, :, 0]
+            visible = (own_block | ~begins[:, :, None, None]).reshape(b, n // tile, window + tile)
+            zeroed = visible[:, :, :, None, None].astype(keys.dtype)
+            key_tiles = overlapping(all_keys, tile, window) * zeroed
+            value_tiles = overlapping(all_values, tile, window) * zeroed
+            same_document = None
         else:
-            key_tiles, value_tiles, key_documents = all_keys[:, None], all_values[:, None], documents[:, None]
-        same_document = key_documents[:, :, window:, None] == key_documents[:, :, None, :]  # [b t q j]
+            documents = jnp.pad(jnp.cumsum(start, axis=1, dtype=jnp.int32), ((0, 0), (window, 0)))  # [b w+n]
+            if n > window:
+                pad = -n % window
+                queries = jnp.pad(queries, ((0, 0), (0, pad), (0, 0), (0, 0)))
+                key_tiles, value_tiles, key_documents = (
+                    overlapping(jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)), tile, window)
+                    for x in (all_keys, all_values, documents)
+                )
+            else:
+                key_tiles, value_tiles, key_documents = all_keys[:, None], all_values[:, None], documents[:, None]
+            same_document = key_documents[:, :, window:, None] == key_documents[:, :, None, :]  # [b t q j]
 
-    query_tiles = queries.reshape(b, -1, tile, *queries.shape[2:])
-    if keep is not None:
-        keep = tiles_of_mask(keep, tile, query_tiles.shape[1])
-    held = None
-    if mask_empty:
-        held = holds_token(key_tiles)[:, :, None, :]  # [b t 1 j]
-        # A query that sees nothing at all must not take comfort in the keys outside its window.
-        held = held & (bias[0] > MASKED / 2)
-        held = held if same_document is None else held & same_document
-    outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep, held)
-    outputs = outputs.reshape(b, -1, *queries.shape[2:])[:, :n]
+        query_tiles = queries.reshape(b, -1, tile, *queries.shape[2:])
+        if keep is not None:
+            keep = tiles_of_mask(keep, tile, query_tiles.shape[1])
+        held = None
+        if mask_empty:
+            held = holds_token(key_tiles)[:, :, None, :]  # [b t 1 j]
+            # A query that sees nothing at all must not take comfort in the keys outside its window.
+            held = held & (bias[0] > MASKED / 2)
+            held = held if same_document is None else held & same_document
+        outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep, held)
+        return outputs.reshape(b, -1, *queries.shape[2:])[:, :n]
+
+    outputs = in_tiles(queries, all_keys, all_values, bias, keep)
 
     last = start_of_last_document(start)[:, None] - n + window  # position in the cache to come, may be negative
     inside = jnp.arange(window)[None] >= last
