@@ -165,7 +165,7 @@ def main() -> None:
         options.output / "by_distance.png",
         "facts recalled, bits per answer",
         {"after training": by_block},
-        "blocks since",
+        "blocks since the facts were stated",
     )
     print(f"curves: {picture} {options.output / 'by_distance.png'}")
 

@@ -30,7 +30,7 @@ def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_la
             )
         if len(curves) > 1:
             axes.legend(frameon=False)
-        axes.margins(x=0.12)
+        axes.margins(x=0.15)
         axes.set(xlabel=x_label, ylabel=label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
