@@ -11,11 +11,13 @@ from block_recurrent.errors import UserError
 from tests.laws.registry import recurrent
 
 
-def test_unknown_gates_and_configurations_are_told():
+def test_unknown_names_are_told():
     with pytest.raises(UserError, match="gate 'gru' is not one of fixed, lstm"):
         recurrent(gate="gru")
     with pytest.raises(UserError, match="configuration 'triple' is not one of dual, single, skip"):
         recurrent(configuration="triple")
+    with pytest.raises(UserError, match="z_tanh 'always' is not one of single, lstm"):
+        recurrent(z_tanh="always")
 
 
 def test_training_through_whole_blocks_from_inside_a_block_is_not_silent():
