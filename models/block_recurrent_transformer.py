@@ -168,10 +168,20 @@ class BlockRecurrentLayer(nn.Module):
 
     def shown(self, state: State, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Keys and values [b s h k] of the states that the block, or token, beginning here will see."""
-        recurrent = begun(self.cell, start[:, 0], state["recurrent"])
-        seen = state_projections(self.cell, recurrent, self.heads)
-        begins = start[:, 0] | (state["position"] == 0)
-        return tuple(rows_where(begins, seen[name], state[f"state_{name}"]) for name in ("keys", "values"))
+        begun_state = {**state, "recurrent": begun(self.cell, start[:, 0], state["recurrent"])}
+        if start.shape[1] == self.window:
+            seen = state_projections(self.cell, begun_state["recurrent"], self.heads)
+            return seen["keys"], seen["values"]
+        return self.projected_once(self.cell, begun_state, start[:, 0] | (state["position"] == 0))
+
+    def projected_once(self, cell: Mapping, state: State, begins: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Keys and values of the states, which stay as they are until a block ends: projected where one begins."""
+
+        def project_states():
+            seen = state_projections(cell, state["recurrent"], self.heads)
+            return tuple(rows_where(begins, seen[name], state[f"state_{name}"]) for name in ("keys", "values"))
+
+        return jax.lax.cond(jnp.any(begins), project_states, lambda: (state["state_keys"], state["state_values"]))
 
     def whole_blocks(
         self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
@@ -261,15 +271,7 @@ class BlockRecurrentLayer(nn.Module):
         state = {**state, **{name: rows_where(start, jnp.zeros_like(state[name]), state[name]) for name in emptied}}
         state["recurrent"] = begun(cell, start, state["recurrent"])
 
-        begins = state["position"] == 0  # the states stay as they are until the block ends: project them once
-
-        def project_states():
-            seen = state_projections(cell, state["recurrent"], self.heads)
-            return tuple(rows_where(begins, seen[name], state[f"state_{name}"]) for name in ("keys", "values"))
-
-        state_keys, state_values = jax.lax.cond(
-            jnp.any(begins), project_states, lambda: (state["state_keys"], state["state_values"])
-        )
+        state_keys, state_values = self.projected_once(cell, state, state["position"] == 0)
         previous = {name: state[name][:, self.window :] for name in ("keys", "values")}
         in_window, _, _ = self.attend_window(cell, None, token, previous, jnp.zeros((b, 1), bool))
         in_states = attend(scaled(token["cross_queries"], cell["cross_scale"]), state_keys, state_values)
