@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.interleaved import medians
+from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from block_recurrent.training.optimizers import adafactor, inverse_square_root
@@ -137,4 +138,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()
     main()

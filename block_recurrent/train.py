@@ -9,6 +9,7 @@ from pathlib import Path
 
 from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.errors import run_command
+from block_recurrent.kept_memory import keep_memory
 
 
 def main(arguments: list[str]) -> None:
@@ -35,4 +36,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    keep_memory()
     run_command(main)
