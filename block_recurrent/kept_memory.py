@@ -16,7 +16,7 @@ TUNABLES = {
 
 
 def keep_memory() -> None:
-    """Starts this process anew, under its own number, with glibc told so; GLIBC_TUNABLES that are set stay as they are."""
+    """Starts this process anew, under its own number, with glibc told so; GLIBC_TUNABLES that are set stay."""
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = ":".join(f"{name}={value}" for name, value in TUNABLES.items())
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -31,7 +31,7 @@ from block_recurrent.layers.attention import (
     sliding_window_attention,
 )
 from block_recurrent.layers.axes import constrain, partitioned
-from block_recurrent.layers.dropout import tied_dropout
+from block_recurrent.layers.dropout import in_training, tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
 from block_recurrent.layers.gates import GATES, gate, gate_parameters
 from block_recurrent.layers.norms import l2_normalise, rms_norm
@@ -322,15 +322,6 @@ class BlockRecurrentLayer(nn.Module):
             gated = gate(cell["mlp_gate"], recurrent, z, hidden)
             recurrent, openness["mlp_gate_kept"], openness["mlp_gate_taken"] = gated
         return recurrent, jax.tree.map(jnp.mean, openness)
-
-
-def in_training(module: nn.Module) -> bool:
-    """Whether the caller drops features or watches health, as training does.
-
-    Training always stands between two blocks, and need not compile what serves inside one; were it to stand there, the
-    outputs would be NaN.
-    """
-    return module.has_rng("dropout") or health.watched(module)
 
 
 def affine(x: jax.Array, weights: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -12,9 +12,9 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import health
+from block_recurrent.layers.dropout import in_training
 from block_recurrent.layers.stack import Stack, runs_of
 from block_recurrent.layers.untrained import untrained
-from models.block_recurrent_transformer import in_training
 
 
 def feedback_stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = False) -> "FeedbackStack":

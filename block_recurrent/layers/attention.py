@@ -91,21 +91,22 @@ def sliding_window_attention(
     keep: jax.Array | None = None,
     sees_itself: bool = False,
     mask_empty: bool = False,
+    starts_anywhere: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Attends over a segment and the cache: outputs [b n h k], and the next cache, keys and values [b w h k].
 
     queries, keys, values [b n h k], keys and queries normalised; cached_keys, cached_values [b w h k]; start [b n];
     scale [h]; bias_table [h 32]; keep [h w 2w]. Before the first token of a document lie zero keys and values, masked
     with `mask_empty` alone. With `sees_itself` a query's own key is the last of its window. A length that is a multiple
-    of the window takes starts on its multiples, and tiles of `query_tile` queries.
+    of the window takes starts on its multiples unless they may be anywhere, and tiles of `query_tile` queries.
     """
     b, n = queries.shape[:2]
     window = cached_keys.shape[1]
     queries = scaled(queries, scale)
     all_keys = jnp.concatenate([cached_keys.astype(keys.dtype), keys], axis=1)  # [b w+n h k]
     all_values = jnp.concatenate([cached_values.astype(values.dtype), values], axis=1)
-    whole_blocks = n % window == 0
-    tile = query_tile if whole_blocks else min(n, window)
+    whole_blocks = n % window == 0 and not starts_anywhere
+    tile = query_tile if n % window == 0 else min(n, window)
     bias = window_bias(bias_table, jnp.abs(scale), window, tile, sees_itself)  # [h q j]
 
     # The backward pass copies keys and values into their tiles anew: kept, the copies would be most of the memory.
@@ -123,8 +124,8 @@ def sliding_window_attention(
             same_document = None
         else:
             documents = jnp.pad(jnp.cumsum(start, axis=1, dtype=jnp.int32), ((0, 0), (window, 0)))  # [b w+n]
-            if n > window:
-                pad = -n % window
+            if n > tile:
+                pad = -n % tile
                 queries = jnp.pad(queries, ((0, 0), (0, pad), (0, 0), (0, 0)))
                 key_tiles, value_tiles, key_documents = (
                     overlapping(jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)), tile, window)
@@ -148,11 +149,7 @@ def sliding_window_attention(
 
     outputs = in_tiles(queries, all_keys, all_values, bias, keep)
 
-    last = start_of_last_document(start)[:, None] - n + window  # position in the cache to come, may be negative
-    inside = jnp.arange(window)[None] >= last
-    next_keys, next_values = (
-        jnp.where(inside[:, :, None, None], x[:, n:], 0.0).astype(cached_keys.dtype) for x in (all_keys, all_values)
-    )
+    next_keys, next_values = (tail_of_document(x, start).astype(cached_keys.dtype) for x in (all_keys, all_values))
     return outputs, next_keys, next_values
 
 
@@ -163,7 +160,10 @@ def tiles_of_mask(mask: jax.Array, tile: int, tiles: int) -> jax.Array:
     return jnp.tile(jnp.stack(parts), (-(-tiles // len(parts)), 1, 1, 1))[:tiles]
 
 
-def start_of_last_document(start: jax.Array) -> jax.Array:
-    """Position [b] of each row's last document start in a segment; where there is none, far below 0."""
+def tail_of_document(x: jax.Array, start: jax.Array) -> jax.Array:
+    """The last w entries of x [b w+n ...], zeros where they are not of the last token's document; start [b n]."""
     n = start.shape[1]
-    return jnp.max(jnp.where(start, jnp.arange(n), -(1 << 30)), axis=1)
+    window = x.shape[1] - n
+    begins = jnp.max(jnp.where(start, jnp.arange(n), -(1 << 30)), axis=1)  # of the last document; far below 0 if before
+    inside = jnp.arange(window) >= begins[:, None] - n + window
+    return jnp.where(inside.reshape(*inside.shape, *[1] * (x.ndim - 2)), x[:, n:], 0.0)

@@ -16,3 +16,11 @@ def l2_normalise(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
     wide = x.astype(jnp.float32)
     norm = jax.lax.rsqrt(jnp.sum(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
     return (wide * norm).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, offset: jax.Array, epsilon: float = 1e-5) -> jax.Array:
+    """Layer norm over the last axis, biased variance."""
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
+    return (wide * scale + offset).astype(x.dtype)

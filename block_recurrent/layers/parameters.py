@@ -1,5 +1,7 @@
 """The parameters that layers have in common, declared by name in the layer that owns them."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -9,12 +11,31 @@ from block_recurrent.layers.dropout import dropout_key, keep_mask
 from block_recurrent.layers.norms import l2_normalise
 from block_recurrent.layers.relative_bias import BUCKETS
 
+xavier_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2))
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
 
 def kernel(module: nn.Module, name: str, shape: tuple[int, int], *axes: str | None) -> jax.Array:
     """A float32 weight matrix [in out]."""
     return module.param(name, partitioned(kernel_init, *axes), shape, jnp.float32)
+
+
+def gate_kernel(module: nn.Module, name: str, shape: tuple[int, int, int], init: Callable = xavier_init) -> jax.Array:
+    """Float32 weights [in gates channels] of the gates of an elementwise recurrence."""
+    return module.param(name, partitioned(init, "embed", None, "channels"), shape, jnp.float32)
+
+
+def project_gates(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Pre-activations [b n gates channels] of all gates in one product, by weights [in gates channels]."""
+    width, gates, channels = weights.shape
+    projected = x @ weights.astype(x.dtype).reshape(width, gates * channels)
+    return constrain(projected.reshape(*x.shape[:-1], gates, channels), "batch", "length", None, "channels")
+
+
+def channel_vector(module: nn.Module, name: str, shape: tuple[int, ...], init: Callable) -> jax.Array:
+    """Float32 weights [... channels], one vector or several, for every channel alone."""
+    axes = [None] * (len(shape) - 1)
+    return module.param(name, partitioned(init, *axes, "channels"), shape, jnp.float32)
 
 
 def scale(module: nn.Module, name: str, size: int) -> jax.Array:

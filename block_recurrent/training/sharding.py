@@ -18,6 +18,7 @@ RULES = (
     ("batch", ("data", "fsdp")),
     ("heads", "tensor"),
     ("mlp", "tensor"),
+    ("channels", "tensor"),
     ("vocab", "tensor"),
     ("embed", "fsdp"),
     ("length", None),

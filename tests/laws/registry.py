@@ -9,7 +9,10 @@ from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.feedback import feedback_stack
+from models.lrn import ATRLayer, LRNLayer
+from models.qrnn import QRNNLayer, qrnn_layers
 from models.sliding_window import SlidingWindowLayer
+from models.sru import SRULayer, SRUppLayer
 from tests.reference.stack import run_feedback_stack, run_language_model, run_layer, run_stack
 
 
@@ -35,6 +38,10 @@ def recurrent(gate="fixed", configuration="skip", **changes):
 
 def mixed():
     return stack(pattern("2*far near 2*far", {"near": slide(window=3), "far": slide()}))
+
+
+def srupp(**changes):
+    return SRUppLayer(**{"dim": 12, "width": 12, "projection": 6, "context": 5, "highway_bias": -1.0, **changes})
 
 
 AS_IN_THE_PAPER = {"sees_itself": True, "mask_empty": True}
@@ -63,6 +70,29 @@ CASES = [
         "feedback_two_recurrent",
         feedback_stack([recurrent(), slide(window=2), recurrent("lstm", "single")], remat=True),
         run_feedback_stack,
+    ),
+    Case("qrnn_f", QRNNLayer(12, 10, window=1, pooling="f"), run_layer),
+    Case("qrnn_fo", QRNNLayer(12, 10, window=2, zoneout=0.1, backend="associative"), run_layer),
+    Case("qrnn_ifo", QRNNLayer(12, 10, window=4, pooling="ifo", backend="pallas"), run_layer),
+    Case("qrnn_dense", stack(qrnn_layers(12, 5, 3, first_window=3, dense=True)), run_stack),
+    Case("sru", SRULayer(12, 12, highway_bias=-1.0, rescale=True), run_layer),
+    Case("sru_projected", SRULayer(12, 10, projection=4, norm="pre", backend="pallas"), run_layer),
+    Case("sru_biased", SRULayer(12, 12, highway="projected", norm="post", biased=True), run_layer),
+    Case("sru_without_highway", SRULayer(12, 10, highway=None, tanh=True), run_layer),
+    Case("srupp", srupp(), run_layer),
+    Case("srupp_pre_norm", srupp(width=10, heads=2, norm="pre", context=8, query_tile=2), run_layer),
+    Case("srupp_post_norm", srupp(norm="post", attention_norm=False), run_layer),
+    Case("srupp_without_attention", srupp(attention=False), run_layer),
+    Case("lrn", LRNLayer(12, 10), run_layer),
+    Case("lrn_paper", LRNLayer(12, 10, activation="identity", bias=False, norm="layer", backend="pallas"), run_layer),
+    Case("olrn", LRNLayer(12, 10, unit="olrn", activation="identity", norm="rms"), run_layer),
+    Case("glrn", LRNLayer(12, 10, unit="glrn"), run_layer),
+    Case("elrn", LRNLayer(12, 10, unit="elrn"), run_layer),
+    Case("atr", ATRLayer(12, 10), run_layer),
+    Case(
+        "stack_of_all_kinds",
+        stack([slide(), SRULayer(12, 12), SRULayer(12, 12), recurrent(window=6), QRNNLayer(12, 12), srupp()]),
+        run_stack,
     ),
     Case("language_model", LanguageModel(17, 12, mixed()), run_language_model, vocabulary=17),
 ]

@@ -4,11 +4,23 @@ import jax
 import numpy as np
 
 from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.lrn import ATRLayer, LRNLayer
+from models.qrnn import QRNNLayer
 from models.sliding_window import SlidingWindowLayer
+from models.sru import SRULayer, SRUppLayer
 from tests.reference.block_recurrent import block_recurrent_layer, states_seen
+from tests.reference.recurrences import atr_layer, lrn_layer, qrnn_layer, sru_layer, srupp_layer
 from tests.reference.sliding_window import rms, sliding_window_layer
 
-LAYERS = {SlidingWindowLayer: sliding_window_layer, BlockRecurrentLayer: block_recurrent_layer}
+LAYERS = {
+    SlidingWindowLayer: sliding_window_layer,
+    BlockRecurrentLayer: block_recurrent_layer,
+    QRNNLayer: qrnn_layer,
+    SRULayer: sru_layer,
+    SRUppLayer: srupp_layer,
+    LRNLayer: lrn_layer,
+    ATRLayer: atr_layer,
+}
 
 
 def run_layer(layer, params, x, state, start, *shown):

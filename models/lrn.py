@@ -1,0 +1,155 @@
+"""The units of "A Lightweight Recurrent Network for Sequence Modeling" (Zhang and Sennrich 2019, arXiv 1905.13324).
+
+LRN has no weights inside the loop: gates are made of the input's projections and the state itself. oLRN adds an output
+gate, gLRN ties the input gate to the forget gate, eLRN has no gate of its own at all. ATR, the unit that the paper
+starts from, multiplies its state by a matrix, so it is a plain scan.
+
+The paper drops the biases and writes an activation g that may be the identity; its authors' language models have biases
+and tanh, which are the defaults here. Their "layer norm" is an RMS norm in some programs and a true one in others; both
+are taken over the joint projection of all gates, before the bias, outside the loop.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from block_recurrent.errors import UserError
+from block_recurrent.layers.dropout import row_dropout, weight_dropout
+from block_recurrent.layers.norms import layer_norm, rms_norm
+from block_recurrent.layers.parameters import channel_vector, gate_kernel, kernel, project_gates
+from block_recurrent.layers.recurrence import recur
+
+ACTIVATIONS = {"tanh": jnp.tanh, "identity": lambda x: x}
+NORMS = (None, "layer", "rms")
+EPSILON = 1e-8  # of both norms, in the authors' code
+
+sigmoid = jax.nn.sigmoid
+
+
+def lrn(activation, h, inputs):
+    k, q, v = inputs
+    h = activation(sigmoid(k + h) * v + sigmoid(q - h) * h)  # eqs. 4 to 6
+    return h, h
+
+
+def olrn(activation, h, inputs):
+    k, q, v, w = inputs
+    c = activation(sigmoid(k + h) * v + sigmoid(q - h) * h)  # eqs. 11 to 13
+    h = sigmoid(w - c) * c
+    return h, h
+
+
+def glrn(activation, h, inputs):
+    q, v = inputs
+    forget = sigmoid(q - h)  # eq. 14
+    h = activation((1.0 - forget) * v + forget * h)
+    return h, h
+
+
+def elrn(activation, h, inputs):
+    (v,) = inputs
+    forget = sigmoid(-h)  # eq. 15
+    h = activation((1.0 - forget) * v + forget * h)
+    return h, h
+
+
+UNITS = {"lrn": (lrn, 3), "olrn": (olrn, 4), "glrn": (glrn, 2), "elrn": (elrn, 1)}
+
+
+def one_of(name: str, value: str | None, known) -> None:
+    if value not in known:
+        raise UserError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
+
+
+class LRNLayer(nn.Module):
+    """An LRN, or one of its variants, from `dim` inputs to `width` channels; y, state = layer(x, state, start)."""
+
+    dim: int
+    width: int
+    unit: str = "lrn"
+    activation: str = "tanh"
+    bias: bool = True
+    norm: str | None = None
+    weight_dropout: float = 0.0
+    dropout: float = 0.0
+    backend: str | None = None
+    dtype: jnp.dtype = jnp.float32
+
+    block = 1
+
+    def __post_init__(self):
+        one_of("unit", self.unit, UNITS)
+        one_of("activation", self.activation, ACTIVATIONS)
+        one_of("norm", self.norm, NORMS)
+        super().__post_init__()
+
+    def initial_state(self, batch: int) -> dict[str, jax.Array]:
+        return {"carry": jnp.zeros((batch, self.width), jnp.float32)}
+
+    @nn.compact
+    def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
+        unit, gates = UNITS[self.unit]
+        shape = (gates, self.width)
+        weights = gate_kernel(self, "kernel", (self.dim, *shape))
+        u = project_gates(x.astype(self.dtype), weight_dropout(self, weights, self.weight_dropout))  # [b n gates d]
+        if self.norm:
+            scale = channel_vector(self, "norm_scale", shape, nn.initializers.ones)
+            jointly = u.reshape(*u.shape[:2], -1)
+            if self.norm == "rms":
+                normed = rms_norm(jointly, scale.reshape(-1), EPSILON)
+            else:
+                offset = channel_vector(self, "norm_offset", shape, nn.initializers.zeros)
+                normed = layer_norm(jointly, scale.reshape(-1), offset.reshape(-1), EPSILON)
+            u = normed.reshape(u.shape)
+        if self.bias:
+            u = u + channel_vector(self, "bias", shape, nn.initializers.zeros).astype(u.dtype)
+        cell = functools.partial(unit, ACTIVATIONS[self.activation])
+        inputs = tuple(u[:, :, gate] for gate in range(gates))
+        carry, h = recur(cell, state["carry"], inputs, start, backend=self.backend)
+        return row_dropout(self, h, self.dropout), {"carry": carry}
+
+
+class ATRLayer(nn.Module):
+    """The addition-subtraction twin-gated unit (Zhang et al. 2018), with the tanh of the LRN authors' code."""
+
+    dim: int
+    width: int
+    activation: str = "tanh"
+    bias: bool = True
+    weight_dropout: float = 0.0
+    dropout: float = 0.0
+    dtype: jnp.dtype = jnp.float32
+
+    block = 1
+
+    def __post_init__(self):
+        one_of("activation", self.activation, ACTIVATIONS)
+        super().__post_init__()
+
+    def initial_state(self, batch: int) -> dict[str, jax.Array]:
+        return {"carry": jnp.zeros((batch, self.width), jnp.float32)}
+
+    @nn.compact
+    def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
+        weights = kernel(self, "kernel", (self.dim, self.width), "embed", "channels")
+        inner = kernel(self, "carry_kernel", (self.width, self.width), "embed", "channels")
+        weights, inner = (weight_dropout(self, w, self.weight_dropout).astype(self.dtype) for w in (weights, inner))
+        p = x.astype(self.dtype) @ weights
+        inner_bias = 0.0
+        if self.bias:
+            p = p + channel_vector(self, "bias", (self.width,), nn.initializers.zeros).astype(self.dtype)
+            inner_bias = channel_vector(self, "carry_bias", (self.width,), nn.initializers.zeros)
+        activation = ACTIVATIONS[self.activation]
+
+        def step(h, now):
+            p, start = now
+            h = jnp.where(start[:, None], 0.0, h)
+            q = jnp.dot(h.astype(self.dtype), inner, preferred_element_type=jnp.float32) + inner_bias
+            p = p.astype(jnp.float32)
+            h = activation(sigmoid(p + q) * p + sigmoid(p - q) * h)
+            return h, h
+
+        carry, h = jax.lax.scan(step, state["carry"], (p.swapaxes(0, 1), start.swapaxes(0, 1)))
+        return row_dropout(self, h.swapaxes(0, 1).astype(self.dtype), self.dropout), {"carry": carry}

@@ -1,0 +1,280 @@
+"""Simple recurrent units, SRU (Lei et al. 2018) and SRU++ (Lei 2021, arXiv 2102.12459).
+
+In SRU all products are made before the loop; in SRU++ attention over the last `context` tokens takes the place of the
+input projection. Where the authors' code (sru 3.0.0) and the papers differ, the code is followed: gates read the old
+carry, the highway takes a matrix of its own where widths differ, and attention ends in a layer norm.
+
+One thing of the code is an option, `raw_memory`: with `norm` "pre" it normalises the tokens of a segment and takes those
+of the segment before as they are, so that cutting a text elsewhere changes the result.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from block_recurrent.errors import UserError
+from block_recurrent.layers.attention import query_tile_of, sliding_window_attention, tail_of_document
+from block_recurrent.layers.axes import partitioned
+from block_recurrent.layers.dropout import in_training, row_dropout
+from block_recurrent.layers.norms import layer_norm
+from block_recurrent.layers.parameters import (
+    attention_mask,
+    channel_vector,
+    gate_kernel,
+    kernel,
+    offset,
+    project_gates,
+    scale,
+)
+from block_recurrent.layers.recurrence import recur
+from block_recurrent.layers.relative_bias import BUCKETS
+
+HIGHWAYS = ("input", "projected", None)
+NORMS = (None, "pre", "post")
+
+sigmoid = jax.nn.sigmoid
+
+
+def sru_cell(activation, c, inputs, forget_weight, reset_weight, forget_bias, reset_bias):
+    """The carry, and what the reset gate lets through in place of the highway; both gates read the old carry."""
+    candidate, forget, reset, *highway = inputs
+    forget = sigmoid(forget + forget_bias + forget_weight * c)
+    reset = sigmoid(reset + reset_bias + reset_weight * c)
+    c = candidate + (c - candidate) * forget
+    opened = activation(c)
+    return c, (opened - highway[0] if highway else opened) * reset
+
+
+def uniform(limit: float):
+    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -limit, limit)
+
+
+def reset_bias_init(highway_bias: float):
+    """Biases [2 d] of the forget gate, zero, and of the reset gate."""
+    return lambda key, shape, dtype: jnp.stack([jnp.zeros(shape[1:], dtype), jnp.full(shape[1:], highway_bias, dtype)])
+
+
+class SRUBase(nn.Module):
+    """What SRU, its encoder and SRU++ share: from pre-activations to outputs.
+
+    `highway` is "input", what the reset gate lets pass instead being the input itself (where widths differ, a matrix of
+    its own), "projected", always such a matrix, or None. `rescale` multiplies the input there by
+    sqrt(1 + 2 exp(highway_bias)).
+    """
+
+    dim: int
+    width: int
+    highway: str | None = "input"
+    highway_bias: float = 0.0
+    rescale: bool = False
+    norm: str | None = None
+    tanh: bool = False
+    dropout: float = 0.0
+    backend: str | None = None
+    dtype: jnp.dtype = jnp.float32
+
+    block = 1
+
+    def __post_init__(self):
+        for name, known in (("highway", HIGHWAYS), ("norm", NORMS)):
+            if getattr(self, name) not in known:
+                raise UserError(f"{name} {getattr(self, name)!r} is not one of {', '.join(map(str, known))}")
+        super().__post_init__()
+
+    @property
+    def gates(self) -> int:
+        """Candidate, forget gate, reset gate, and the highway where it has a matrix of its own."""
+        own = self.highway == "projected" or (self.highway == "input" and self.dim != self.width)
+        return 4 if own else 3
+
+    def norm_at(self, place: str, width: int) -> Callable[[jax.Array], jax.Array]:
+        """The layer norm, if this is the place for it."""
+        if self.norm != place:
+            return lambda x: x
+        weights = scale(self, "norm_scale", width), offset(self, "norm_offset", width)
+        return lambda x: layer_norm(x, *weights)
+
+    def cell_vectors(self) -> tuple[jax.Array, ...]:
+        """What the cell learns for every channel: the carry's weights in both gates, and the gates' biases."""
+        shape = (2, self.width)
+        weights = channel_vector(self, "carry_weights", shape, uniform(1.0))
+        biases = channel_vector(self, "bias", shape, reset_bias_init(self.highway_bias))
+        return (*weights, *biases)
+
+    def passed(self, u: jax.Array, x: jax.Array) -> jax.Array | None:
+        """What the highway carries [b n d]."""
+        if self.gates == 4:
+            return u[:, :, 3]
+        if self.highway is None:
+            return None
+        return x * math.sqrt(1.0 + 2.0 * math.exp(self.highway_bias)) if self.rescale else x
+
+    def through_cell(
+        self, u: jax.Array, passed: jax.Array | None, vectors: tuple, carry: jax.Array, start: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Outputs [b n d] and the last carry, from pre-activations u [b n gates d] and what the highway carries."""
+        inputs = tuple(u[:, :, gate] for gate in range(3)) + (() if passed is None else (passed,))
+        cell = functools.partial(sru_cell, jnp.tanh if self.tanh else lambda c: c)
+        carry, opened = recur(cell, carry, inputs, start, shared=vectors, backend=self.backend)
+        opened = row_dropout(self, opened, self.dropout)
+        return opened if passed is None else passed + opened, carry
+
+
+class SRULayer(SRUBase):
+    """SRU from `dim` inputs to `width` channels; y, state = layer(x, state, start).
+
+    `projection` makes the input projection of two factors of that rank. With `biased` candidate and highway have a bias
+    too, as in the LRN authors' version of it.
+    """
+
+    projection: int | None = None
+    biased: bool = False
+
+    def initial_state(self, batch: int) -> dict[str, jax.Array]:
+        return {"carry": jnp.zeros((batch, self.width), jnp.float32)}
+
+    def pre_activations(self, x: jax.Array) -> jax.Array:
+        """[b n gates d]; biases of the gates are the cell's."""
+        u = self.norm_at("pre", self.dim)(x)
+        if self.projection:
+            u = u @ kernel(self, "projection", (self.dim, self.projection), "embed", None).astype(u.dtype)
+        u = project_gates(u, gate_kernel(self, "kernel", (u.shape[-1], self.gates, self.width)))
+        if self.biased:
+            names = ["candidate_bias", None, None, "highway_offset"][: self.gates]
+            zeros = jnp.zeros(self.width, jnp.float32)
+            init = nn.initializers.zeros
+            biases = [channel_vector(self, name, (self.width,), init) if name else zeros for name in names]
+            u = u + jnp.stack(biases).astype(u.dtype)
+        return u
+
+    @nn.compact
+    def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
+        x = x.astype(self.dtype)
+        u = self.pre_activations(x)
+        y, carry = self.through_cell(u, self.passed(u, x), self.cell_vectors(), state["carry"], start)
+        return self.norm_at("post", self.width)(y), {"carry": carry}
+
+
+class SRUEncoderLayer(SRULayer):
+    """SRU over whole sequences that may end in padding, in both directions with `bidirectional`.
+
+    y, carry = layer(x, padding, carry): padding [b n] is true where there is no token; there the carry stays and the
+    output is zero. Half of `width` goes each way, the forward half first; the backward half ends at the first token. It
+    knows the future, so it keeps no state and is no layer of a stack.
+    """
+
+    bidirectional: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, padding: jax.Array, carry: jax.Array | None = None):
+        x = x.astype(self.dtype)
+        carry = jnp.zeros((x.shape[0], self.width), jnp.float32) if carry is None else carry
+        u, vectors = self.pre_activations(x), self.cell_vectors()
+        # A candidate of zero behind a forget gate of one leaves the carry exactly as it is.
+        kept = jnp.array([0.0, 1e9, 0.0, 0.0][: self.gates], u.dtype)[:, None]
+        u = jnp.where(padding[:, :, None, None], kept, u)
+        halves = functools.partial(jnp.split, indices_or_sections=2 if self.bidirectional else 1, axis=-1)
+        passed = self.passed(u, x)
+        ways = [halves(u), [None] * 2 if passed is None else halves(passed), halves(carry), *map(halves, vectors)]
+        outputs, carries = [], []
+        for way, (u, passed, carry, *vectors) in enumerate(zip(*ways, strict=False)):
+            turn = (lambda a: a[:, ::-1]) if way else (lambda a: a)
+            passed = passed if passed is None else turn(passed)
+            y, carry = self.through_cell(turn(u), passed, tuple(vectors), carry, jnp.zeros(padding.shape, bool))
+            outputs.append(turn(y))
+            carries.append(carry)
+        y = jnp.where(padding[..., None], 0.0, jnp.concatenate(outputs, axis=-1))
+        return self.norm_at("post", self.width)(y), jnp.concatenate(carries, axis=-1)
+
+
+class SRUppLayer(SRUBase):
+    """SRU++: attention over the last `context` tokens, the token itself included, makes the gates' pre-activations.
+
+    Queries, keys and values live in `projection` dimensions; `alpha`, which starts at zero, lets attention in. Without
+    `attention` the projection and its norm remain. The context may be longer at evaluation than in training: no
+    parameter depends on it. The state holds the inputs of the last `context` tokens, from which training makes keys and
+    values anew by its changed weights, and those keys and values, for everything else. An encoder's output put in place
+    of those inputs makes the layer a decoder's.
+    """
+
+    projection: int = 0
+    context: int = 0
+    heads: int = 1
+    attention: bool = True
+    attention_norm: bool = True
+    attention_dropout: float = 0.0
+    raw_memory: bool = False
+    query_tile: int | None = None
+
+    def __post_init__(self):
+        if self.projection < 1 or self.projection % self.heads:
+            raise UserError(f"projection {self.projection} does not divide into {self.heads} heads")
+        if self.attention and self.context < 1:
+            raise UserError(f"context {self.context}: attention sees one token at least")
+        super().__post_init__()
+
+    def initial_state(self, batch: int) -> dict[str, jax.Array]:
+        state = {"carry": jnp.zeros((batch, self.width), jnp.float32)}
+        if self.attention:
+            in_heads = (batch, self.context, self.heads, self.projection // self.heads)
+            state["memory"] = jnp.zeros((batch, self.context, self.dim), self.dtype)
+            state |= {"keys": jnp.zeros(in_heads, self.dtype), "values": jnp.zeros(in_heads, self.dtype)}
+        return state
+
+    @nn.compact
+    def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
+        x = x.astype(self.dtype)
+        norm = self.norm_at("pre", self.dim)
+        down = kernel(self, "projection_kernel", (self.dim, self.projection), "embed", None).astype(self.dtype)
+        queries = norm(x) @ down  # [b n p]
+        mixed, next_state = queries, {}
+        if self.attention:
+            attended, next_state = self.attend(x, queries, down, norm, state, start)
+            alpha = self.param("alpha", partitioned(nn.initializers.zeros), (), jnp.float32)
+            mixed = queries + alpha.astype(self.dtype) * attended
+        if self.attention_norm:
+            p = self.projection
+            mixed = layer_norm(mixed, scale(self, "attention_norm_scale", p), offset(self, "attention_norm_offset", p))
+        mixed = row_dropout(self, mixed, self.dropout)
+        u = project_gates(mixed, gate_kernel(self, "kernel", (self.projection, self.gates, self.width)))
+        y, carry = self.through_cell(u, self.passed(u, x), self.cell_vectors(), state["carry"], start)
+        return self.norm_at("post", self.width)(y), {"carry": carry, **next_state}
+
+    def attend(self, x: jax.Array, queries: jax.Array, down: jax.Array, norm: Callable, state: dict, start: jax.Array):
+        """What attention adds to the queries [b n p], and what the state remembers of it."""
+        b, n, p = queries.shape
+        weights = gate_kernel(self, "keys_values", (p, 2, p))
+
+        def keys_and_values(z):
+            return (
+                part.reshape(*z.shape[:2], self.heads, -1) for part in jnp.moveaxis(project_gates(z, weights), 2, 0)
+            )
+
+        cached_keys, cached_values = state["keys"], state["values"]
+        if in_training(self) or self.raw_memory:
+            memory = state["memory"]
+            there = jnp.any(memory != 0.0, axis=-1, keepdims=True)
+            memory = memory if self.raw_memory else jnp.where(there, norm(memory), 0.0)
+            cached_keys, cached_values = keys_and_values(memory @ down)
+        keys, values = keys_and_values(queries)
+        attended, keys, values = sliding_window_attention(
+            queries.reshape(keys.shape),
+            keys,
+            values,
+            cached_keys,
+            cached_values,
+            start,
+            jnp.full((self.heads,), (p // self.heads) ** -0.5),
+            jnp.zeros((self.heads, BUCKETS)),
+            query_tile_of(self.context, self.query_tile),
+            attention_mask(self, self.attention_dropout, self.heads, self.context),
+            sees_itself=True,
+            mask_empty=True,
+            starts_anywhere=True,
+        )
+        memory = tail_of_document(jnp.concatenate([state["memory"], x], axis=1), start)
+        return attended.reshape(b, n, p), {"memory": memory, "keys": keys, "values": values}
