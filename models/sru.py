@@ -4,8 +4,8 @@ In SRU all products are made before the loop; in SRU++ attention over the last `
 input projection. Where the authors' code (sru 3.0.0) and the papers differ, the code is followed: gates read the old
 carry, the highway takes a matrix of its own where widths differ, and attention ends in a layer norm.
 
-One thing of the code is an option, `raw_memory`: with `norm` "pre" it normalises the tokens of a segment and takes those
-of the segment before as they are, so that cutting a text elsewhere changes the result.
+One thing of the code is an option, `raw_memory`: with `norm` "pre" it normalises the tokens of a segment and takes
+those of the segment before as they are, so that cutting a text elsewhere changes the result.
 """
 
 import functools

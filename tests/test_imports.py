@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Part of the code, what it may import of the others.
 ALLOWED = {
     "block_recurrent.errors": set(),
+    "block_recurrent.kept_memory": set(),
     "block_recurrent.quiet": set(),
     "block_recurrent.data": {"block_recurrent.errors", "block_recurrent.quiet"},
     "block_recurrent.layers": {"block_recurrent.errors"},
