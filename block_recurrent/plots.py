@@ -10,11 +10,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # 
 
 def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_label: str = "step") -> None:
     """Draws panels side by side, each with its label and its named curves, every curve's last value beside its end."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = without_display()
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     size = (7, 4) if len(panels) == 1 else (4.2 * columns, 2.9 * rows)
@@ -34,6 +30,54 @@ def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_la
         axes.set(xlabel=x_label, ylabel=label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    save(figure, file)
+
+
+def curves_from_each(file: Path, words: Sequence[str], values, title: str, label: str) -> None:
+    """One curve [s, t >= s] for each word, from its place on, the words along x."""
+    pyplot = without_display()
+    n = len(words)
+    figure, axes = pyplot.subplots(figsize=(max(7, 0.28 * n + 2), 4.5), layout="constrained")
+    colours = pyplot.get_cmap("viridis")
+    for s in range(n):
+        axes.plot(range(s, n), values[s][s:], color=colours(s / max(n - 1, 1)), marker="o", markersize=2, linewidth=1.2)
+    axes.set(title=title, ylabel=label, ylim=(0, None))
+    axes.set_xticks(range(n), [shown(word) for word in words], rotation=90)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    save(figure, file)
+
+
+def heat_map(file: Path, words: Sequence[str], values, title: str, label: str) -> None:
+    """Values [n d] as colours around zero, one row for each word."""
+    pyplot = without_display()
+    n, d = values.shape
+    figure, axes = pyplot.subplots(figsize=(min(12, 3 + 0.03 * d), max(3, 0.16 * n + 1)), layout="constrained")
+    limit = abs(values).max()
+    picture = axes.imshow(values, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    axes.set(title=title, xlabel=label)
+    axes.set_yticks(range(n), [shown(word) for word in words], fontsize=7)
+    figure.colorbar(picture, ax=axes, shrink=0.8)
+    save(figure, file)
+
+
+def shown(word: str) -> str:
+    """A word whose blanks can be seen; a dollar sign is not the beginning of a formula."""
+    return word.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "\u2423").replace("$", r"\$")
+
+
+def without_display():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(figure, file: Path) -> None:
+    from matplotlib import pyplot
+
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

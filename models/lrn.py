@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers import inspection
 from block_recurrent.layers.dropout import row_dropout, weight_dropout
 from block_recurrent.layers.norms import layer_norm, rms_norm
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, kernel, project_gates
@@ -30,14 +31,14 @@ sigmoid = jax.nn.sigmoid
 
 def lrn(activation, h, inputs):
     k, q, v = inputs
-    h = activation(sigmoid(k + h) * v + sigmoid(q - h) * h)  # eqs. 4 to 6
+    h = activation(sigmoid(k + h) * v + sigmoid(q - h) * h)  # eqs. 2 to 4
     return h, h
 
 
 def olrn(activation, h, inputs):
     k, q, v, w = inputs
-    c = activation(sigmoid(k + h) * v + sigmoid(q - h) * h)  # eqs. 11 to 13
-    h = sigmoid(w - c) * c
+    c = activation(sigmoid(k + h) * v + sigmoid(q - h) * h)  # eq. 11
+    h = sigmoid(w - c) * c  # eqs. 12, 13
     return h, h
 
 
@@ -108,7 +109,17 @@ class LRNLayer(nn.Module):
         cell = functools.partial(unit, ACTIVATIONS[self.activation])
         inputs = tuple(u[:, :, gate] for gate in range(gates))
         carry, h = recur(cell, state["carry"], inputs, start, backend=self.backend)
+        if inspection.looked_at(self):
+            before = jnp.concatenate([state["carry"][:, None], h[:, :-1]], axis=1)
+            inspection.show(self, **self.gates(inputs, jnp.where(start[..., None], 0.0, before)))
         return row_dropout(self, h, self.dropout), {"carry": carry}
+
+    def gates(self, inputs: tuple[jax.Array, ...], before: jax.Array) -> dict[str, jax.Array]:
+        """How far each token lets itself in and its past through, [b n d]."""
+        if self.unit in ("lrn", "olrn"):
+            return {"input_gate": sigmoid(inputs[0] + before), "forget_gate": sigmoid(inputs[1] - before)}
+        forget = sigmoid((inputs[0] if self.unit == "glrn" else 0.0) - before)
+        return {"input_gate": 1.0 - forget, "forget_gate": forget}
 
 
 class ATRLayer(nn.Module):

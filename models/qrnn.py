@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers import inspection
 from block_recurrent.layers.attention import tail_of_document
 from block_recurrent.layers.dropout import dropout_key, row_dropout
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates
@@ -84,6 +85,9 @@ class QRNNLayer(nn.Module):
         z, forget, *others = (u[:, :, gate] for gate in range(gates))  # others: output, input
         inputs = (jnp.tanh(z), self.zoned_out(sigmoid(forget)), *map(sigmoid, others))
         carry, h = recur(pooling, state["carry"], inputs, start, backend=self.backend)
+        if inspection.looked_at(self):
+            _, carries = recur(lambda c, now: pooling(c, now)[:1] * 2, state["carry"], inputs, start)
+            inspection.show(self, carry=carries, forget_gate=inputs[1])
         h = row_dropout(self, h, self.dropout)
         y = jnp.concatenate([x, h], axis=-1) if self.dense else h
         return y, {"carry": carry, "tail": tail}

@@ -19,7 +19,9 @@ ALLOWED = {
     "models": {"block_recurrent.layers", "block_recurrent.errors"},
     "block_recurrent.checkpoints": {"block_recurrent.errors"},
     "block_recurrent.config": {"block_recurrent.errors"},
+    "block_recurrent.plots": set(),
     "block_recurrent.inference": {
+        "block_recurrent.plots",
         "block_recurrent.checkpoints",
         "block_recurrent.config",
         "block_recurrent.data",

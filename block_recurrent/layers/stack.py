@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers import health
+from block_recurrent.layers import health, inspection
 
 
 def pattern(spec: str, layers: Mapping[str, nn.Module]) -> tuple[nn.Module, ...]:
@@ -100,7 +100,7 @@ class Stack(nn.Module):
             if depth > 1:
                 over_depth = nn.scan(
                     run,
-                    variable_axes={"params": 0, health.COLLECTION: 0},
+                    variable_axes={"params": 0, health.COLLECTION: 0, inspection.COLLECTION: 0},
                     split_rngs={"params": True, "dropout": True},
                     in_axes=(1, *[nn.broadcast] * len(shown)),
                     out_axes=1,
