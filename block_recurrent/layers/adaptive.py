@@ -41,7 +41,10 @@ class Adaptive(nn.Module):
             # Only the first cluster is wide enough to be split over a mesh.
             init = partitioned(model.embedding_init, "vocab", None if i else "embed")
             table = model.param(f"embedding_{i}", init, (edges[i + 1] - edges[i], width), jnp.float32)
-            found.append((table, kernel(model, f"embedding_projection_{i}", (width, model.dim), None, "embed")))
+            # Between what its two directions want where it is tied.
+            init = partitioned(nn.initializers.xavier_uniform(), None, "embed")
+            projection = model.param(f"embedding_projection_{i}", init, (width, model.dim), jnp.float32)
+            found.append((table, projection))
         return tuple(found)
 
     def embed(self, tables: tuple, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
