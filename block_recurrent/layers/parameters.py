@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.nn.initializers import Initializer
 
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import dropout_key, keep_mask
@@ -13,6 +14,11 @@ from block_recurrent.layers.relative_bias import BUCKETS
 
 xavier_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2))
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+def uniform(limit: float) -> Initializer:
+    """Uniform between -limit and limit."""
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -limit, limit)
 
 
 def kernel(module: nn.Module, name: str, shape: tuple[int, int], *axes: str | None) -> jax.Array:
@@ -43,9 +49,9 @@ def scale(module: nn.Module, name: str, size: int) -> jax.Array:
     return module.param(name, partitioned(nn.initializers.ones, None), (size,), jnp.float32)
 
 
-def offset(module: nn.Module, name: str, size: int) -> jax.Array:
+def offset(module: nn.Module, name: str, size: int, axis: str | None = None) -> jax.Array:
     """A float32 vector that starts at zero: the bias of a projection."""
-    return module.param(name, partitioned(nn.initializers.zeros, None), (size,), jnp.float32)
+    return module.param(name, partitioned(nn.initializers.zeros, axis), (size,), jnp.float32)
 
 
 def in_heads(x: jax.Array, weights: jax.Array, heads: int) -> jax.Array:

@@ -1,5 +1,6 @@
 """Optimizers and schedules, ready for gin: each optimizer knows its learning rate so that it can be logged."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,6 +38,29 @@ def cosine(peak: float, steps: int, floor: float = 0.0, warmup: int = 0) -> Sche
         progress = jnp.clip((step - warmup) / max(steps - warmup, 1), 0.0, 1.0)
         decayed = floor + (peak - floor) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
         return jnp.minimum(step / max(warmup, 1), 1.0) * decayed
+
+    return schedule
+
+
+def overall_cosine(peak: float, steps: int, warmup: int = 0) -> Schedule:
+    """Linear warm-up to `peak`, then on along the half cosine that began at step 0 and is zero at `steps`.
+
+    The schedule of the SRU++ authors' code (Lei 2021), a little above `cosine` while it falls.
+    """
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32) + 1.0
+        height = 1.0 + jnp.cos(jnp.pi * jnp.clip(step, warmup, steps) / steps)
+        return peak * jnp.minimum(step / max(warmup, 1), 1.0) * height / (1.0 + math.cos(math.pi * warmup / steps))
+
+    return schedule
+
+
+def step_decay(initial: float, decay: float, every: int, after: int = 0) -> Schedule:
+    """`initial`, multiplied by `decay` at step `after` and again `every` so many steps."""
+
+    def schedule(step):
+        return initial * decay ** jnp.maximum((step - after) // every + 1, 0).astype(jnp.float32)
 
     return schedule
 
@@ -80,4 +104,48 @@ def adam(
 ) -> Optimizer:
     """Adam, with decoupled weight decay where it is not zero."""
     transformation = optax.adamw(learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay)
+    return Optimizer(transformation, learning_rate, clip)
+
+
+def radam(
+    learning_rate: Schedule,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+) -> Optimizer:
+    """Rectified Adam, with decoupled weight decay on all parameters."""
+    transformation = optax.chain(
+        optax.scale_by_radam(beta1, beta2),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    return Optimizer(transformation, learning_rate, clip)
+
+
+def sgd(
+    learning_rate: Schedule,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+) -> Optimizer:
+    """Gradient descent; `weight_decay` times the parameters is added to the clipped gradient (L2)."""
+    transformation = optax.chain(
+        optax.add_decayed_weights(weight_decay), optax.sgd(learning_rate, momentum=momentum or None)
+    )
+    return Optimizer(transformation, learning_rate, clip)
+
+
+def rmsprop(
+    learning_rate: Schedule,
+    decay: float = 0.9,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+) -> Optimizer:
+    """RMSprop, epsilon added to the root; `weight_decay` times the parameters is added to the clipped gradient (L2)."""
+    transformation = optax.chain(
+        optax.add_decayed_weights(weight_decay),
+        optax.rmsprop(learning_rate, decay=decay, eps=epsilon, eps_in_sqrt=False),
+    )
     return Optimizer(transformation, learning_rate, clip)

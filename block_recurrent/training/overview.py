@@ -12,7 +12,7 @@ from block_recurrent.data.rows import RowStream
 def overview(model: nn.Module, params, mesh: Mesh, rows: int, segment: int, steps: int, stream: RowStream) -> str:
     """Parameters, state, batch and devices of a run, and a table of its parameters."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    outside = count - params["embedding"].size
+    outside = count - sum(leaf.size for name, leaf in params.items() if name.startswith("embedding"))
     state = jax.eval_shape(lambda: model.initial_state(1))
     state_bytes = sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     tokens = rows * segment

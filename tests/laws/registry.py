@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from flax import linen as nn
 
+from block_recurrent.layers.adaptive import Adaptive
+from block_recurrent.layers.heads import MixtureOfSoftmaxes, Tied, Untied
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from models.block_recurrent_transformer import BlockRecurrentLayer
@@ -42,6 +44,12 @@ def mixed():
 
 def srupp(**changes):
     return SRUppLayer(**{"dim": 12, "width": 12, "projection": 6, "context": 5, "highway_bias": -1.0, **changes})
+
+
+def with_head(name, head, **options):
+    """A language model of one layer, for the sake of its head."""
+    model = LanguageModel(17, 12, stack([slide(window=4)]), head=head, **options)
+    return Case(f"language_model_{name}", model, run_language_model, vocabulary=17)
 
 
 AS_IN_THE_PAPER = {"sees_itself": True, "mask_empty": True}
@@ -95,4 +103,9 @@ CASES = [
         run_stack,
     ),
     Case("language_model", LanguageModel(17, 12, mixed()), run_language_model, vocabulary=17),
+    with_head("tied", Tied(scaled=False, bias=True), embedding_dim=8),
+    with_head("untied", Untied(), embedding_dim=8, final_norm=False),
+    with_head("mixture_of_softmaxes", MixtureOfSoftmaxes(experts=3)),
+    with_head("adaptive", Adaptive(cutoffs=(6, 10), div_value=2), embedding_dim=8),
+    with_head("adaptive_untied_projections", Adaptive(cutoffs=(7,), div_value=3, tie_projections=False)),
 ]

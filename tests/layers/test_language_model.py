@@ -8,7 +8,8 @@ import pytest
 from flax import linen as nn
 
 from block_recurrent.layers.dropout import tied_dropout
-from block_recurrent.layers.language_model import LanguageModel, cross_entropy
+from block_recurrent.layers.heads import cross_entropy
+from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from models.sliding_window import SlidingWindowLayer
 

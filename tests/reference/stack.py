@@ -8,6 +8,7 @@ from models.lrn import ATRLayer, LRNLayer
 from models.qrnn import QRNNLayer
 from models.sliding_window import SlidingWindowLayer
 from models.sru import SRULayer, SRUppLayer
+from tests.reference import heads
 from tests.reference.block_recurrent import block_recurrent_layer, states_seen
 from tests.reference.recurrences import atr_layer, lrn_layer, qrnn_layer, sru_layer, srupp_layer
 from tests.reference.sliding_window import rms, sliding_window_layer
@@ -63,7 +64,8 @@ def run_feedback_stack(stack, params, x, state, start):
 
 
 def run_language_model(model, params, tokens, state, start):
-    x = params["embedding"][tokens]
+    x = np.array([[heads.embed(model, params, token) for token in row] for row in tokens])
     x, state = run_stack(model.stack, params["stack"], x, state, start)
-    normed = np.apply_along_axis(rms, -1, x, params["final_norm"])
-    return normed @ params["embedding"].T / np.sqrt(model.dim), state
+    if model.final_norm:
+        x = np.apply_along_axis(rms, -1, x, params["final_norm"])
+    return np.array([[heads.logits(model, params, features) for features in row] for row in x]), state

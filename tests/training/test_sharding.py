@@ -19,6 +19,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 from jax.sharding import AxisType
 from block_recurrent.data.rows import RowStream
 from block_recurrent.data.store import open_store
+from block_recurrent.layers.adaptive import Adaptive
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
 from models.feedback import feedback_stack
@@ -29,9 +30,13 @@ meshes = {"one": one, "1x8x1": make_mesh(1, 8, 1), "2x2x2": make_mesh(2, 2, 2)}
 corpus = open_store(sys.argv[1])
 found = {"slide": {name: losses(corpus, mesh=mesh)[0] for name, mesh in meshes.items()}}
 del meshes["1x8x1"]
-recurrent = {"recurrent": {"spec": "slide rec"}, "feedback": {"spec": "2*slide rec", "build": feedback_stack}}
-for model, layers in recurrent.items():
-    found[model] = {name: losses(corpus, mesh=mesh, **layers)[0] for name, mesh in meshes.items()}
+others = {
+    "recurrent": {"spec": "slide rec"},
+    "feedback": {"spec": "2*slide rec", "build": feedback_stack},
+    "adaptive": {"spec": "slide", "head": Adaptive(cutoffs=(60, 120), div_value=2), "loss_chunk": 8},
+}
+for model, options in others.items():
+    found[model] = {name: losses(corpus, mesh=mesh, **options)[0] for name, mesh in meshes.items()}
 print(json.dumps(found))
 """
 

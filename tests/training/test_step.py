@@ -20,13 +20,13 @@ SIZES = {"heads": 2, "head_dim": 8, "mlp_dim": 32, "window": 8}
 LAYERS = {"slide": SlidingWindowLayer(**SIZES), "rec": BlockRecurrentLayer(**SIZES, states=8, dim=16)}
 
 
-def model(scan_depth=True, spec="2*slide", build=stack):
-    return LanguageModel(260, 16, build(pattern(spec, LAYERS), scan_depth=scan_depth))
+def model(scan_depth=True, spec="2*slide", build=stack, **options):
+    return LanguageModel(260, 16, build(pattern(spec, LAYERS), scan_depth=scan_depth), **options)
 
 
-def losses(corpus, accumulate=1, optimizer=None, steps=4, mesh=None, **layers):
+def losses(corpus, accumulate=1, optimizer=None, steps=4, mesh=None, **options):
     optimizer = optimizer or optimizers.adafactor(optimizers.inverse_square_root(warmup=4))
-    trainer = Trainer(model(**layers), optimizer, mesh or make_mesh(), rows=8, accumulate=accumulate)
+    trainer = Trainer(model(**options), optimizer, mesh or make_mesh(), rows=8, accumulate=accumulate)
     stream = RowStream(corpus.split("train"), rows=8, segment=16, block=8)
     state, cursor, seen = trainer.init(0), stream.begin(), []
     for _ in range(steps):

@@ -1,0 +1,101 @@
+"""Each optimizer against its update rule in NumPy, and the schedules at steps worked out by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from block_recurrent import config
+from block_recurrent.training import optimizers
+from block_recurrent.training.loop import train
+
+RATE, DECAY, STEPS = 0.1, 0.01, 8
+
+
+def constant(step):
+    return jnp.asarray(RATE, jnp.float32)
+
+
+def radam(parameter, gradients):
+    """Liu et al. 2020, algorithm 2, with decoupled weight decay."""
+    first = second = 0.0
+    longest = 2 / (1 - 0.999) - 1
+    for t, gradient in enumerate(gradients, start=1):
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        update = first / (1 - 0.9**t)
+        length = longest - 2 * t * 0.999**t / (1 - 0.999**t)
+        if length >= 5:
+            rectified = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+            update = np.sqrt(rectified) * update / np.sqrt(second / (1 - 0.999**t))
+        parameter = parameter - RATE * (update + DECAY * parameter)
+    return parameter
+
+
+def sgd(parameter, gradients, momentum=0.0):
+    velocity = 0.0
+    for gradient in gradients:
+        velocity = momentum * velocity + gradient + DECAY * parameter
+        parameter = parameter - RATE * velocity
+    return parameter
+
+
+def rmsprop(parameter, gradients):
+    mean_square = 0.0
+    for gradient in gradients:
+        gradient = gradient + DECAY * parameter
+        mean_square = 0.9 * mean_square + 0.1 * gradient**2
+        parameter = parameter - RATE * gradient / (np.sqrt(mean_square) + 1e-8)
+    return parameter
+
+
+CASES = {
+    "radam": (optimizers.radam(constant, weight_decay=DECAY), radam),
+    "sgd": (optimizers.sgd(constant, weight_decay=DECAY), sgd),
+    "sgd_momentum": (optimizers.sgd(constant, momentum=0.9, weight_decay=DECAY), lambda p, g: sgd(p, g, momentum=0.9)),
+    "rmsprop": (optimizers.rmsprop(constant, weight_decay=DECAY), rmsprop),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("steps", [1, STEPS])
+def test_updates_follow_the_rule(name, steps):
+    """Matrices, vectors and the layers of a stack alike: weight decay spares none."""
+    optimizer, rule = CASES[name]
+    rng = np.random.default_rng(0)
+    first = {"kernel": rng.normal(size=(3, 4)), "bias": rng.normal(size=4), "layers": rng.normal(size=(2, 3, 4))}
+    gradients = [jax.tree.map(lambda p: rng.normal(size=p.shape), first) for _ in range(steps)]
+    transformation = optimizers.layer_by_layer(optimizer.transformation, {"kernel": 0, "bias": 0, "layers": 2})
+    params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), first)
+    state, update = transformation.init(params), jax.jit(transformation.update)
+    for gradient in gradients:
+        updates, state = update(gradient, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    for key, parameter in params.items():
+        expected = rule(first[key], [gradient[key] for gradient in gradients])
+        np.testing.assert_allclose(parameter, expected, rtol=1e-3, atol=1e-3 * RATE)
+
+
+def test_step_decay_drops_at_once_and_then_at_every_interval():
+    schedule = optimizers.step_decay(2.0, 0.5, every=10, after=60)
+    found = [schedule(jnp.asarray(step)) for step in (0, 59, 60, 69, 70, 89)]
+    np.testing.assert_allclose(found, [2.0, 2.0, 1.0, 1.0, 0.5, 0.25], rtol=1e-6)
+
+
+def test_overall_cosine_goes_on_from_the_warm_up():
+    """lr * (1 + cos(pi t / T)) / (1 + cos(pi W / T)), which recurs step by step as in the authors' code."""
+    schedule = optimizers.overall_cosine(0.3, steps=400, warmup=16)
+    np.testing.assert_allclose([schedule(0), schedule(15)], [0.3 / 16, 0.3], rtol=1e-6)
+    np.testing.assert_allclose([schedule(399), schedule(500)], 0.0, atol=1e-7)
+    rate = 0.3
+    for t in range(17, 350):
+        rate *= (1 + np.cos(np.pi * t / 400)) / (1 + np.cos(np.pi * (t - 1) / 400))
+        np.testing.assert_allclose(schedule(t - 1), rate, rtol=1e-4)
+    np.testing.assert_allclose(optimizers.overall_cosine(1.0, steps=100)(49), 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "clip", "first"), [("radam", 1.0, 3e-4 / 16000), ("sgd", 10.0, 1.0)])
+def test_fragments_build(name, clip, first):
+    config.parse(["tests/tiny.gin", f"configs/base/{name}.gin"], ["STEPS = 400000"])
+    optimizer = config.bindings_of(train)["optimizer"]
+    assert optimizer.clip == clip
+    np.testing.assert_allclose(optimizer.learning_rate(jnp.asarray(0)), first, rtol=1e-6)
