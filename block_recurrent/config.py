@@ -160,8 +160,11 @@ def short_name(binding: str) -> str:
     return ".".join(binding.partition(" =")[0].split(".")[-2:])
 
 
-def load_config(workdir: Path, also_trust: Iterable[str] = ()) -> None:
-    """Parses the config of a workdir, which may come from elsewhere: it may name this project's layers and trainer."""
+def load_config(workdir: Path, also_trust: Iterable[str] = (), bindings: Iterable[str] = ()) -> None:
+    """Parses the config of a workdir, which may come from elsewhere: it may name this project's layers and trainer.
+
+    NAME=VALUE bindings are set over it.
+    """
     file = workdir / CONFIG
     if not file.is_file():
         raise UserError(f"{workdir} is not a run: it has no {CONFIG}; give the --workdir of a training run")
@@ -172,7 +175,7 @@ def load_config(workdir: Path, also_trust: Iterable[str] = ()) -> None:
         if isinstance(statement, config_parser.ImportStatement) and not is_trusted(statement.module, trusted):
             package = statement.module.partition(".")[0]
             raise UserError(f"{file} imports {statement.module}: if you trust all of {package}, pass --trust={package}")
-    parse([str(file)], [])
+    parse([str(file)], bindings)
     bound = [gin.config._REGISTRY[selector] for _, selector in gin.config._CONFIG]
     called = [reference.configurable for reference in gin.config.iterate_references(gin.config._CONFIG)]
     for configurable in (*bound, *called):

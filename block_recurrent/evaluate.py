@@ -2,12 +2,14 @@
 
 python -m block_recurrent.evaluate runs/quickstart
 python -m block_recurrent.evaluate runs/quickstart --text=my/texts
+python -m block_recurrent.evaluate runs/srupp --gin.CONTEXT=3072    # a longer context than in training
 """
 
 import json
+import re
 from pathlib import Path
 
-from block_recurrent.commandline import command_parser
+from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.errors import UserError, run_command
 
 
@@ -20,7 +22,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--step", type=int, help="a checkpoint's step (default: the latest)")
     parser.add_argument("--rows", type=int, help="documents read side by side (default: as in training)")
     parser.add_argument("--trust", action="append", help="a package that the run's config may import")
-    options = parser.parse_args(arguments)
+    options, bindings = gin_bindings(parser, arguments)
     if options.rows is not None and options.rows < 1:
         raise UserError(f"--rows={options.rows}: give 1 or more")
 
@@ -33,7 +35,7 @@ def main(arguments: list[str]) -> None:
     from block_recurrent.inference.evaluation import Evaluator
     from block_recurrent.inference.run import open_run
 
-    run = open_run(options.workdir, options.trust)
+    run = open_run(options.workdir, options.trust, bindings)
     step = run.step(options.step)
     if options.text:
         documents = [document for part in sources.text_files(options.text).splits.values() for document in part]
@@ -51,8 +53,10 @@ def main(arguments: list[str]) -> None:
 
     folder = options.workdir / "evaluation"
     folder.mkdir(exist_ok=True)
-    file = folder / f"{'text' if options.text else options.split}-{step}.json"
-    file.write_text(json.dumps({"step": step, "of": what, **score.to_json()}, indent=2) + "\n")
+    changed = "".join(re.sub(r"[^\w=.+-]", "_", f"-{binding}") for binding in bindings)
+    file = folder / f"{'text' if options.text else options.split}-{step}{changed}.json"
+    about = {"step": step, "of": what, **({"changed": bindings} if bindings else {})}
+    file.write_text(json.dumps({**about, **score.to_json()}, indent=2) + "\n")
     table = Table(title=f"{options.workdir} at step {step:,} on {what}")
     for column in ("documents", "tokens", "bits per token", "bits per byte", "word perplexity"):
         table.add_column(column, justify="right")

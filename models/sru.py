@@ -29,6 +29,7 @@ from block_recurrent.layers.parameters import (
     offset,
     project_gates,
     scale,
+    uniform,
 )
 from block_recurrent.layers.recurrence import recur
 from block_recurrent.layers.relative_bias import BUCKETS
@@ -47,10 +48,6 @@ def sru_cell(activation, c, inputs, forget_weight, reset_weight, forget_bias, re
     c = candidate + (c - candidate) * forget
     opened = activation(c)
     return c, (opened - highway[0] if highway else opened) * reset
-
-
-def uniform(limit: float):
-    return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -limit, limit)
 
 
 def reset_bias_init(highway_bias: float):

@@ -18,6 +18,10 @@ EXPERIMENTS = [
 ]
 
 
+def is_shape(leaf):
+    return isinstance(leaf, tuple) and all(isinstance(size, int) for size in leaf)
+
+
 def build(file, *bindings):
     config.parse([file], bindings)
     return config.bindings_of(train)
@@ -49,8 +53,13 @@ def test_same_parameters_with_remat_and_depth_scan_on_and_off(file):
 @pytest.mark.parametrize("file", EXPERIMENTS)
 def test_a_config_reaches_the_layers(file):
     """A binding is seen by the layer that is built: gin does not lose it on the way."""
-    built = build(file, "WINDOW=16", "DROPOUT=0.25")["model"]
-    assert built.block == 16 and all(layer.dropout == 0.25 and layer.window == 16 for layer in built.stack.layers)
+    if "recurrences" in (ROOT / file).read_text() or not file.startswith(("configs/pg19", "configs/quickstart")):
+        built = build(file, "DROPOUT=0.25", "BACKEND='scan'")["model"]
+        assert any(layer.dropout == 0.25 for layer in built.stack.layers)
+        assert all(layer.backend == "scan" for layer in built.stack.layers)
+    else:
+        built = build(file, "WINDOW=16", "DROPOUT=0.25")["model"]
+        assert built.block == 16 and all(layer.dropout == 0.25 and layer.window == 16 for layer in built.stack.layers)
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS)
@@ -74,6 +83,41 @@ def test_parameter_counts_are_the_papers(name, millions):
     layers, _ = shapes(build(f"configs/pg19/{name}.gin")["model"])
     count = sum(math.prod(shape) for shape in jax.tree.leaves(layers, is_leaf=lambda leaf: isinstance(leaf, tuple)))
     assert abs(count / 1e6 - millions) < 0.003 * millions
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("enwik8/srupp_base", 108),
+        ("enwik8/srupp_base_k5", 98),
+        ("enwik8/srupp_large", 191),
+        ("enwik8/srupp_large_d8", 195),
+        ("wikitext103/srupp_base", 148),
+        ("wikitext103/srupp_large", 232),
+        ("wikitext103/srupp_large_d8", 234),
+        ("lm1b/srupp_base", 328),
+        ("lm1b/srupp_large", 465),
+        ("ptb/qrnn", 18),
+        ("ptb/lrn", 11),
+    ],
+)
+def test_parameter_counts_of_the_recurrences_are_the_papers(name, millions):
+    """All parameters, embeddings and head included, as these papers round them."""
+    count = sum(
+        math.prod(shape) for shape in jax.tree.leaves(shapes(build(f"configs/{name}.gin")["model"]), is_leaf=is_shape)
+    )
+    assert abs(count / 1e6 - millions) < max(0.5, 0.005 * millions)
+
+
+def test_layers_of_all_kinds_mix_by_gin_alone(tmp_path):
+    file = tmp_path / "mixed.gin"
+    bases = ("quickstart", "base/recurrences")
+    file.write_text("".join(f"include 'configs/{base}.gin'\n" for base in bases))
+    spec = "PATTERN='slide sru rec qrnn lrn atr srupp srupp_plain'"
+    model = build(str(file), spec, "PROJECTION=32", "CONTEXT=16")["model"]
+    names = [type(layer).__name__.removesuffix("Layer") for layer in model.stack.layers]
+    assert names == ["SlidingWindow", "SRU", "BlockRecurrent", "QRNN", "LRN", "ATR", "SRUpp", "SRUpp"]
+    assert model.block == 64 and len(shapes(model)[0]) == 8
 
 
 def test_a_missing_argument_is_named(tmp_path):

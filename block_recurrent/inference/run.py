@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,15 @@ class Run:
         return self.checkpoints.restore_params(step, nn.unbox(shapes)["params"])
 
 
-def open_run(workdir: str | Path, trust: list[str] | None = None) -> Run:
-    """Opens a workdir; `trust` names packages beyond this project that its config may import."""
+def open_run(workdir: str | Path, trust: list[str] | None = None, bindings: Sequence[str] = ()) -> Run:
+    """Opens a workdir; `trust` names packages beyond this project that its config may import.
+
+    `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
+    """
     from block_recurrent import config
 
     workdir = Path(workdir)
-    config.load_config(workdir, trust or ())
+    config.load_config(workdir, trust or (), bindings)
     return Run(workdir, config.bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
 
 

@@ -12,16 +12,23 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers import health, inspection
 
 
-def pattern(spec: str, layers: Mapping[str, nn.Module]) -> tuple[nn.Module, ...]:
-    """Spells out a stack from names: "9*slide rec 2*slide" with {"slide": ..., "rec": ...}."""
+def pattern(spec: str, layers: Mapping[str, nn.Module | Callable[[], nn.Module]]) -> tuple[nn.Module, ...]:
+    """Spells out a stack from names: "9*slide rec 2*slide" with {"slide": ..., "rec": ...}.
+
+    A layer may be given as a function that makes it, called if its name occurs.
+    """
     stack = []
+    made: dict[str, nn.Module] = {}
     for word in spec.split():
         match = re.fullmatch(r"(?:(\d+)\*)?(\w+)", word)
         if not match or match[2] not in layers:
             raise UserError(
                 f"pattern {spec!r}: {word!r} is not one of {', '.join(sorted(layers))}, alone or as COUNT*NAME"
             )
-        stack += [layers[match[2]]] * int(match[1] or 1)
+        name = match[2]
+        if name not in made:
+            made[name] = layers[name] if isinstance(layers[name], nn.Module) else layers[name]()
+        stack += [made[name]] * int(match[1] or 1)
     if not stack:
         raise UserError("pattern is empty: name at least one layer")
     return tuple(stack)
