@@ -7,7 +7,7 @@ may call it on one token, on a block of them or on the whole sequence. All matri
 
 | back end    | file                      | loop                                                             |
 |-------------|---------------------------|------------------------------------------------------------------|
-| scan        | recurrence_scan.py        | lax.scan, time-major; of a cell only what the carry needs         |
+| scan        | recurrence_scan.py        | lax.scan; in the loop only what the carry needs                   |
 | associative | recurrence_associative.py | lax.associative_scan, for cells that are `linear` in the carry    |
 | pallas      | recurrence_pallas.py      | a TPU kernel that keeps the carry on chip and streams the time    |
 """
@@ -58,7 +58,6 @@ def recur(
         raise UserError(f"the back end 'associative' needs a cell that is linear in its carry; {cell} is not")
     dtype = jnp.result_type(*jax.tree.leaves(inputs))
     carry, shared = jax.tree.map(lambda a: a.astype(jnp.float32), (carry, shared))
-    in_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (inputs, starts[..., None]))  # [n b d], [n b 1]
 
     def restarted(carry: Any, inputs: Any, start: jax.Array, shared: tuple) -> tuple[Any, Any]:
         carry = jax.tree.map(lambda c: jnp.where(start, 0.0, c), carry)
@@ -66,13 +65,12 @@ def recur(
         return carry, jax.tree.map(lambda a: a.astype(dtype), y)
 
     restarted.linear = is_linear(cell)
+    starts = starts[..., None]
     if starts.shape[1] == 1:
-        now = jax.tree.map(lambda a: a[0], in_time)
-        carry, y = restarted(carry, *now, shared)
+        carry, y = restarted(carry, *jax.tree.map(lambda a: a[:, 0], (inputs, starts)), shared)
         return carry, jax.tree.map(lambda a: a[:, None], y)
     backend = backend or best_backend(platform(), is_linear(cell))
-    carry, ys = BACKENDS[backend](restarted, carry, *in_time, shared)
-    return carry, jax.tree.map(lambda a: a.swapaxes(0, 1), ys)
+    return BACKENDS[backend](restarted, carry, inputs, starts, shared)
 
 
 def best_backend(platform: str, cell_is_linear: bool) -> str:

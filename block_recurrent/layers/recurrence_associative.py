@@ -9,7 +9,7 @@ from block_recurrent.layers.recurrence_scan import carries_before, linear_terms,
 
 
 def associative(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shared: tuple) -> tuple[Any, Any]:
-    """The last carry [b d] and the outputs [n b d] of a cell whose next carry is decay * carry + increment."""
+    """The last carry [b d] and the outputs [b n d] of a cell whose next carry is decay * carry + increment."""
     decay, increment = linear_terms(cell, carry, inputs, starts, shared)
 
     def compose(first, second):
@@ -17,7 +17,7 @@ def associative(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shar
             lambda b, a2, b2: a2 * b + b2, first[1], second[0], second[1]
         )
 
-    decays, increments = jax.lax.associative_scan(compose, (decay, increment))
-    afters = jax.tree.map(lambda a, c, b: a * c + b, decays, carry, increments)
+    decays, increments = jax.lax.associative_scan(compose, (decay, increment), axis=1)
+    afters = jax.tree.map(lambda a, c, b: a * c[:, None] + b, decays, carry, increments)
     ys = outputs(cell, carries_before(carry, afters), afters, inputs, starts, shared)
-    return jax.tree.map(lambda a: a[-1], afters), ys
+    return jax.tree.map(lambda a: a[:, -1], afters), ys

@@ -28,12 +28,13 @@ def platform() -> str:
 
 
 def pallas(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shared: tuple) -> tuple[Any, Any]:
-    """The last carry [b d] and the outputs [n b d] of a cell (carry, inputs, start, shared) -> (carry, y).
+    """The last carry [b d] and the outputs [b n d] of a cell (carry, inputs, start, shared) -> (carry, y).
 
     Over several devices each runs the kernel on its own rows and channels: nothing is exchanged.
     """
     run = functools.partial(kernel, cell)
-    starts = starts.astype(jnp.float32)
+    # Rows and channels are the tiles of a TPU, so time comes first.
+    inputs, starts = jax.tree.map(lambda a: a.swapaxes(0, 1), (inputs, starts.astype(jnp.float32)))
     if jax.sharding.get_abstract_mesh().size > 1:
         of = nn.logical_to_mesh_axes
         carry_spec, time_spec = of(("batch", "channels")), of((None, "batch", "channels"))
@@ -43,7 +44,8 @@ def pallas(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shared: t
             out_specs=(carry_spec, time_spec),
             check_vma=False,
         )
-    return run(carry, inputs, starts, shared)
+    carry, ys = run(carry, inputs, starts, shared)
+    return carry, jax.tree.map(lambda a: a.swapaxes(0, 1), ys)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -6,6 +6,7 @@ backward loop is a multiplication and an addition a token.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,26 +17,43 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def scan(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shared: tuple) -> tuple[Any, Any]:
-    """The last carry [b d] and the outputs [n b d] of a cell (carry, inputs, start, shared) -> (carry, y)."""
+    """The last carry [b d] and the outputs [b n d] of a cell (carry, inputs, start, shared) -> (carry, y)."""
     return forward(cell, carry, inputs, starts, shared)[0]
+
+
+def over_tokens(step: Callable, carry: Any, inputs: Any, length: int, reverse: bool = False) -> tuple[Any, Any]:
+    """The last carry of a loop over the second axis, and every carry that a token left, [b n ...].
+
+    In reverse, from the last token to the first, those are the carries that it met. Tokens are read and carries written
+    where they lie, rows first: nothing is transposed, which saves a quarter to a half of the time.
+    """
+
+    def body(i, so_far):
+        carry, carries = so_far
+        t = length - 1 - i if reverse else i
+        now = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, t, axis=1, keepdims=False), inputs)
+        after = step(carry, now)
+        written = carry if reverse else after
+        carries = jax.tree.map(lambda a, c: jax.lax.dynamic_update_index_in_dim(a, c, t, axis=1), carries, written)
+        return after, carries
+
+    empty = jax.tree.map(lambda c: jnp.zeros((c.shape[0], length, *c.shape[1:]), c.dtype), carry)
+    return jax.lax.fori_loop(0, length, body, (carry, empty))  # of known length: a lax.scan
 
 
 def forward(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shared: tuple):
     if cell.linear:
-        decay, increment = linear_terms(cell, carry, inputs, starts, shared)
+        terms = linear_terms(cell, carry, inputs, starts, shared)
 
         def advance(carry, terms):
-            after = jax.tree.map(lambda a, c, b: a * c + b, terms[0], carry, terms[1])
-            return after, after
-
-        last, afters = jax.lax.scan(advance, carry, (decay, increment))
+            return jax.tree.map(lambda a, c, b: a * c + b, terms[0], carry, terms[1])
     else:
+        terms = (inputs, starts)
 
         def advance(carry, now):
-            after, _ = cell(carry, *now, shared)  # the output is not used here, so it is not computed here
-            return after, after
+            return cell(carry, *now, shared)[0]  # the output is not used here, so it is not computed here
 
-        last, afters = jax.lax.scan(advance, carry, (inputs, starts))
+    last, afters = over_tokens(advance, carry, terms, starts.shape[1])
     ys = outputs(cell, carries_before(carry, afters), afters, inputs, starts, shared)
     return (last, ys), (carry, afters, inputs, starts, shared)
 
@@ -60,14 +78,19 @@ def backward(cell: Callable, residuals: tuple, cotangents: tuple):
 
     def retreat(into_after, now):
         decays, direct = now
-        into_before = [
+        return [
             sum(a * g for a, g in zip(row, into_after, strict=True)) + b for row, b in zip(decays, direct, strict=True)
         ]
-        return into_before, into_after
 
-    into_carry, into_afters = jax.lax.scan(retreat, jax.tree.leaves(into_last), (decays, direct), reverse=True)
-    _, pull = jax.vjp(lambda inputs, shared: cell(befores, inputs, starts, shared), inputs, shared)
-    into_inputs, into_shared = pull((jax.tree.unflatten(tree, into_afters), into_ys))
+    into_carry, into_afters = over_tokens(
+        retreat, jax.tree.leaves(into_last), (decays, direct), starts.shape[1], reverse=True
+    )
+    # Shared vectors count once for every token; XLA:CPU sums over rows far faster by a product than by a reduction.
+    tokens = math.prod(starts.shape)
+    spread = jax.tree.map(lambda v: jnp.broadcast_to(v, leaves[0].shape), shared)
+    _, pull = jax.vjp(lambda inputs, shared: cell(befores, inputs, starts, shared), inputs, spread)
+    into_inputs, into_spread = pull((jax.tree.unflatten(tree, into_afters), into_ys))
+    into_shared = jax.tree.map(lambda v: jnp.ones(tokens) @ v.reshape(tokens, -1), into_spread)
     return jax.tree.unflatten(tree, into_carry), into_inputs, None, into_shared
 
 
@@ -75,9 +98,9 @@ scan.defvjp(forward, backward)
 
 
 def linear_terms(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shared: tuple) -> tuple[Any, Any]:
-    """decay and increment [n b d] of a linear cell, carry' = decay * carry + increment, leaf by leaf."""
-    length = starts.shape[0]
-    zeros = jax.tree.map(lambda c: jnp.zeros((length, *c.shape), c.dtype), carry)
+    """decay and increment [b n d] of a linear cell, carry' = decay * carry + increment, leaf by leaf."""
+    length = starts.shape[1]
+    zeros = jax.tree.map(lambda c: jnp.zeros((c.shape[0], length, *c.shape[1:]), c.dtype), carry)
     ones = jax.tree.map(jnp.ones_like, zeros)
     increment, decay = jax.jvp(lambda c: cell(c, inputs, starts, shared)[0], (zeros,), (ones,))
     return decay, increment
@@ -85,7 +108,7 @@ def linear_terms(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, sha
 
 def carries_before(carry: Any, afters: Any) -> Any:
     """The carries that the tokens met, from the first carry and those that they left."""
-    return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest[:-1]]), carry, afters)
+    return jax.tree.map(lambda first, rest: jnp.concatenate([first[:, None], rest[:, :-1]], axis=1), carry, afters)
 
 
 def outputs(cell: Callable, befores: Any, afters: Any, inputs: Any, starts: jax.Array, shared: tuple) -> Any:
