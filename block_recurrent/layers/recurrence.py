@@ -74,7 +74,7 @@ def recur(
 
 
 def best_backend(platform: str, cell_is_linear: bool) -> str:
-    """The fastest for a platform, of what is measured in benchmarks/recurrences.md."""
+    """The back end of a platform: on CPU as measured in benchmarks/recurrences.md, elsewhere by design alone."""
     if platform == "tpu":
         return "pallas"
     if platform == "gpu" and cell_is_linear:

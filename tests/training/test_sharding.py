@@ -33,6 +33,7 @@ del meshes["1x8x1"]
 others = {
     "recurrent": {"spec": "slide rec"},
     "feedback": {"spec": "2*slide rec", "build": feedback_stack},
+    "recurrences": {"spec": "qrnn sru srupp lrn atr"},
     "adaptive": {"spec": "slide", "head": Adaptive(cutoffs=(60, 120), div_value=2), "loss_chunk": 8},
 }
 for model, options in others.items():

@@ -14,10 +14,21 @@ from block_recurrent.training.optimizers import layer_by_layer
 from block_recurrent.training.sharding import make_mesh, optimizer_specs
 from block_recurrent.training.step import Trainer
 from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.lrn import ATRLayer, LRNLayer
+from models.qrnn import QRNNLayer
 from models.sliding_window import SlidingWindowLayer
+from models.sru import SRULayer, SRUppLayer
 
 SIZES = {"heads": 2, "head_dim": 8, "mlp_dim": 32, "window": 8}
-LAYERS = {"slide": SlidingWindowLayer(**SIZES), "rec": BlockRecurrentLayer(**SIZES, states=8, dim=16)}
+LAYERS = {
+    "slide": SlidingWindowLayer(**SIZES),
+    "rec": BlockRecurrentLayer(**SIZES, states=8, dim=16),
+    "qrnn": QRNNLayer(16, 16, backend="associative"),
+    "sru": SRULayer(16, 16, backend="pallas"),
+    "srupp": SRUppLayer(16, 16, projection=8, context=8),
+    "lrn": LRNLayer(16, 16),
+    "atr": ATRLayer(16, 16),
+}
 
 
 def model(scan_depth=True, spec="2*slide", build=stack, **options):

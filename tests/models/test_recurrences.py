@@ -1,0 +1,83 @@
+"""What the laws do not say of QRNN, SRU, SRU++ and LRN."""
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from block_recurrent.errors import UserError
+from models.lrn import ATRLayer, LRNLayer
+from models.qrnn import QRNNLayer, qrnn_layers
+from models.sru import SRULayer, SRUppLayer
+
+ROWS, LENGTH, DIM = 2, 12, 6
+
+
+def applied(layer, **rngs):
+    x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, DIM)).astype(np.float32)
+    start = np.zeros((ROWS, LENGTH), bool)
+    start[1, 5] = True
+    params = layer.init(jax.random.key(0), x, layer.initial_state(ROWS), start)
+    params = jax.tree.map(lambda p: p + 0.3, nn.unbox(params))
+    _, state = layer.apply(params, x, layer.initial_state(ROWS), start)
+    return layer.apply(params, -x, state, start, rngs={name: jax.random.key(seed) for name, seed in rngs.items()})
+
+
+@pytest.mark.parametrize("norm", [None, "pre"])
+def test_training_makes_the_same_keys_from_the_memory(norm):
+    """SRU++: in training keys and values come from remembered inputs, elsewhere they are remembered themselves."""
+    layer = SRUppLayer(DIM, DIM, projection=4, context=5, norm=norm)
+    in_training, elsewhere = applied(layer, dropout=1), applied(layer)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), in_training, elsewhere)
+
+
+def test_alpha_starts_at_zero():
+    """SRU++ begins as an SRU with a projection: attention is not heard."""
+    layer = SRUppLayer(DIM, DIM, projection=4, context=5)
+    x, start = np.ones((1, 3, DIM), np.float32), np.zeros((1, 3), bool)
+    params = nn.unbox(layer.init(jax.random.key(0), x, layer.initial_state(1), start))["params"]
+    assert params["alpha"] == 0.0
+
+
+def test_zoneout_keeps_channels_for_a_token_and_does_not_rescale():
+    """In training a carry is kept as it is or goes its usual way, nothing between."""
+    layer = QRNNLayer(DIM, 50, window=1, pooling="f", zoneout=0.3)
+    (dropped, _), (usual, _) = applied(layer, dropout=1), applied(layer.clone(zoneout=0.0))
+    before = applied(layer.clone(zoneout=0.0))[1]["carry"]
+    assert before.shape == (ROWS, 50)
+    kept = np.isclose(dropped[:, 1:], dropped[:, :-1], rtol=0, atol=0)[:1]  # row 0 goes on with its document
+    assert 0.2 < kept.mean() < 0.4
+    # The first token of a row meets the same carry with and without zoneout.
+    first_kept = ~np.isclose(dropped[0, 0], usual[0, 0])
+    assert 0.1 < first_kept.mean() < 0.5
+
+
+@pytest.mark.parametrize("rate", ["dropout", "weight_dropout"])
+def test_dropout_is_on_if_and_only_if_its_rng_is_given(rate):
+    layer = LRNLayer(DIM, DIM, **{rate: 0.5})
+    plain, _ = applied(layer)
+    assert np.array_equal(plain, applied(LRNLayer(DIM, DIM))[0])
+    assert not np.allclose(plain, applied(layer, dropout=1)[0])
+
+
+def test_dense_layers_see_all_before_them():
+    layers = qrnn_layers(8, 5, 3, first_window=4, dense=True, pooling="ifo")
+    assert [(layer.dim, layer.window, layer.dense) for layer in layers] == [(8, 4, True), (13, 2, True), (18, 2, False)]
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: QRNNLayer(4, 4, pooling="o"), "pooling 'o' is not one of f, fo, ifo"),
+        (lambda: QRNNLayer(4, 4, window=0), "window 0"),
+        (lambda: SRULayer(4, 4, highway="yes"), "highway 'yes' is not one of input, projected, None"),
+        (lambda: SRULayer(4, 4, norm="layer"), "norm 'layer' is not one of None, pre, post"),
+        (lambda: SRUppLayer(4, 4, projection=6, heads=4, context=3), "projection 6 does not divide into 4 heads"),
+        (lambda: SRUppLayer(4, 4, projection=4), "context 0: attention sees one token at least"),
+        (lambda: LRNLayer(4, 4, unit="xlrn"), "unit 'xlrn' is not one of lrn, olrn, glrn, elrn"),
+        (lambda: ATRLayer(4, 4, activation="relu"), "activation 'relu' is not one of tanh, identity"),
+    ],
+)
+def test_mistakes_are_told(build, told):
+    with pytest.raises(UserError, match=told):
+        build()
