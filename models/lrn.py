@@ -152,15 +152,49 @@ class ATRLayer(nn.Module):
         if self.bias:
             p = p + channel_vector(self, "bias", (self.width,), nn.initializers.zeros).astype(self.dtype)
             inner_bias = channel_vector(self, "carry_bias", (self.width,), nn.initializers.zeros)
-        activation = ACTIVATIONS[self.activation]
+        inner_bias = jnp.broadcast_to(inner_bias, (self.width,))
+        carry, h = atr_states(self.activation, inner, inner_bias, p, start, state["carry"])
+        return row_dropout(self, h, self.dropout), {"carry": carry}
 
-        def step(h, now):
-            p, start = now
-            h = jnp.where(start[:, None], 0.0, h)
-            q = jnp.dot(h.astype(self.dtype), inner, preferred_element_type=jnp.float32) + inner_bias
-            p = p.astype(jnp.float32)
-            h = activation(sigmoid(p + q) * p + sigmoid(p - q) * h)
-            return h, h
 
-        carry, h = jax.lax.scan(step, state["carry"], (p.swapaxes(0, 1), start.swapaxes(0, 1)))
-        return row_dropout(self, h.swapaxes(0, 1).astype(self.dtype), self.dropout), {"carry": carry}
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def atr_states(activation: str, inner: jax.Array, bias: jax.Array, p: jax.Array, start: jax.Array, h: jax.Array):
+    """The last state [b d] and all states [b n d], from projected inputs p [b n d] and the state's matrix [d d].
+
+    The backward loop passes on what the products get, and the matrix's gradient is one product of all tokens: inside
+    the loop it would be a matrix to add up at every token.
+    """
+    return atr_scan(activation, inner, jnp.broadcast_to(bias, p.shape).astype(jnp.float32), p, start, h)
+
+
+def atr_scan(activation: str, inner: jax.Array, biases: jax.Array, p: jax.Array, start: jax.Array, h: jax.Array):
+    def step(h, now):
+        p, bias, start = now
+        h = jnp.where(start[:, None], 0.0, h)
+        q = jnp.dot(h.astype(inner.dtype), inner, preferred_element_type=jnp.float32) + bias
+        wide = p.astype(jnp.float32)
+        h = ACTIVATIONS[activation](sigmoid(wide + q) * wide + sigmoid(wide - q) * h)
+        return h, h
+
+    in_time = jax.tree.map(lambda a: a.swapaxes(0, 1), (p, biases, start))
+    h, states = jax.lax.scan(step, h, in_time)
+    return h, states.swapaxes(0, 1).astype(p.dtype)
+
+
+def atr_forward(activation, inner, bias, p, start, h):
+    outputs = atr_states(activation, inner, bias, p, start, h)
+    return outputs, (inner, bias, p, start, h, outputs[1])
+
+
+def atr_backward(activation, residuals, cotangents):
+    inner, bias, p, start, h, states = residuals
+    biases = jnp.broadcast_to(bias, p.shape).astype(jnp.float32)
+    _, pull = jax.vjp(lambda biases, p, h: atr_scan(activation, inner, biases, p, start, h), biases, p, h)
+    into_biases, into_p, into_h = pull(cotangents)
+    before = jnp.concatenate([h[:, None].astype(states.dtype), states[:, :-1]], axis=1)
+    before = jnp.where(start[..., None], 0.0, before)
+    into_inner = jnp.einsum("bnd,bne->de", before, into_biases.astype(before.dtype))
+    return into_inner.astype(inner.dtype), into_biases.sum(axis=(0, 1)).astype(bias.dtype), into_p, None, into_h
+
+
+atr_states.defvjp(atr_forward, atr_backward)
