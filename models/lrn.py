@@ -17,6 +17,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import inspection
+from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import row_dropout, weight_dropout
 from block_recurrent.layers.norms import layer_norm, rms_norm
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, kernel, project_gates
@@ -147,6 +148,7 @@ class ATRLayer(nn.Module):
         weights = kernel(self, "kernel", (self.dim, self.width), "embed", "channels")
         inner = kernel(self, "carry_kernel", (self.width, self.width), "embed", "channels")
         weights, inner = (weight_dropout(self, w, self.weight_dropout).astype(self.dtype) for w in (weights, inner))
+        inner = constrain(inner, None, None)  # gathered once, before the loop
         p = x.astype(self.dtype) @ weights
         inner_bias = 0.0
         if self.bias:

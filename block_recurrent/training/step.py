@@ -43,7 +43,7 @@ class Trainer:
         self.model, self.mesh, self.rows = model, mesh, rows
         boxed = jax.eval_shape(lambda: self._init_params(jax.random.key(0)))
         params = nn.unbox(boxed)
-        depths = jax.tree.map(lambda p: p.value.shape[0] if p.names[0] == "layers" else 0, boxed, is_leaf=is_boxed)
+        depths = jax.tree.map(lambda p: p.value.shape[0] if p.names[:1] == ("layers",) else 0, boxed, is_leaf=is_boxed)
         transformation = layer_by_layer(optimizer.transformation, depths)
         specs = parameter_specs(boxed, mesh)
         state_specs = TrainState(

@@ -6,6 +6,7 @@ import pytest
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers import inspection
 from models.lrn import ATRLayer, LRNLayer
 from models.qrnn import QRNNLayer, qrnn_layers
 from models.sru import SRULayer, SRUppLayer
@@ -40,16 +41,23 @@ def test_alpha_starts_at_zero():
 
 
 def test_zoneout_keeps_channels_for_a_token_and_does_not_rescale():
-    """In training a carry is kept as it is or goes its usual way, nothing between."""
-    layer = QRNNLayer(DIM, 50, window=1, pooling="f", zoneout=0.3)
-    (dropped, _), (usual, _) = applied(layer, dropout=1), applied(layer.clone(zoneout=0.0))
-    before = applied(layer.clone(zoneout=0.0))[1]["carry"]
-    assert before.shape == (ROWS, 50)
-    kept = np.isclose(dropped[:, 1:], dropped[:, :-1], rtol=0, atol=0)[:1]  # row 0 goes on with its document
-    assert 0.2 < kept.mean() < 0.4
-    # The first token of a row meets the same carry with and without zoneout.
-    first_kept = ~np.isclose(dropped[0, 0], usual[0, 0])
-    assert 0.1 < first_kept.mean() < 0.5
+    """In training a forget gate is one or what it would have been; elsewhere it is the mean of both."""
+    x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, DIM)).astype(np.float32)
+    start = np.zeros((ROWS, LENGTH), bool)
+    layer = QRNNLayer(DIM, 50, zoneout=0.3)
+    params = layer.init(jax.random.key(0), x, layer.initial_state(ROWS), start)
+
+    def forget_gate(layer, **rngs):
+        given = (x, layer.initial_state(ROWS), start)
+        _, shown = layer.apply(params, *given, rngs=rngs, mutable=[inspection.COLLECTION])
+        return np.asarray(shown[inspection.COLLECTION]["forget_gate"])
+
+    usual = forget_gate(layer.clone(zoneout=0.0))
+    trained = forget_gate(layer, dropout=jax.random.key(1))
+    kept = trained == 1.0
+    assert 0.25 < kept.mean() < 0.35
+    np.testing.assert_array_equal(trained[~kept], usual[~kept])
+    np.testing.assert_allclose(forget_gate(layer), 0.3 + 0.7 * usual, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rate", ["dropout", "weight_dropout"])
