@@ -141,9 +141,9 @@ def lrn_params(weights: Weights, gates: int = 3) -> Arrays:
 
 # Package: what its layers are called in a state dict, and how one becomes parameters.
 PACKAGES: dict[str, tuple[str, Callable[..., Arrays]]] = {
-    "sru": (r"rnn_lst\.(\d+)\.", sru_params),
-    "torchqrnn": (r"layers\.(\d+)\.", qrnn_params),
-    "lrn": (r"cell_(\d+)\.", lrn_params),
+    "sru": ("rnn_lst.N.", sru_params),
+    "torchqrnn": ("layers.N.", qrnn_params),
+    "lrn": ("cell_N.", lrn_params),
 }
 
 
@@ -151,19 +151,20 @@ def convert(package: str, arrays: Arrays, prefix: str = "", **settings) -> dict[
     """The parameters of a package's layers, {"layers_0": {...}, ...}; arrays outside `prefix` are left alone."""
     if package not in PACKAGES:
         raise UserError(f"package {package!r} is not one of {', '.join(PACKAGES)}")
-    pattern, params_of = PACKAGES[package]
+    named, params_of = PACKAGES[package]
+    pattern = re.escape(prefix) + re.escape(named).replace("N", r"(\d+)")
     layers: dict[int, Arrays] = {}
     names = {}
     for name, array in arrays.items():
-        match = re.match(re.escape(prefix) + pattern, name)
+        match = re.match(pattern, name)
         if match:
             layers.setdefault(int(match[1]), {})[name[match.end() :]] = np.asarray(array)
             names[int(match[1])] = match[0]
         elif name.startswith(prefix) and prefix:
-            raise UserError(f"{name} is not of {package}: its weights are called {prefix}{pattern}...")
+            raise UserError(f"{name} is not of {package}: its weights are called {prefix}{named}...")
     if sorted(layers) != list(range(len(layers))) or not layers:
         found = ", ".join(sorted(arrays)[:6])
-        raise UserError(f"no weights of {package} called {prefix}{pattern}... from layer 0 on; there are {found}")
+        raise UserError(f"no weights of {package} called {prefix}{named}... from N = 0 on; there are {found}")
     converted = {}
     for index in sorted(layers):
         weights = Weights(names[index], layers[index])
