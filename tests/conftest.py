@@ -23,6 +23,15 @@ from block_recurrent.data.store import Store, write_store
 from block_recurrent.data.vocabulary import ByteVocabulary
 
 
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_go():
+    """Every compiled program holds some of the memory maps that a process may have; a whole suite's are too many."""
+    yield
+    import jax
+
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> Store:
     """A store of a few short documents of text in every split."""

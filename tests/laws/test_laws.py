@@ -76,14 +76,11 @@ class Subject:
         return x
 
 
-@functools.cache
-def make_subject(index):
-    return Subject(CASES[index])
-
-
-@pytest.fixture(params=range(len(CASES)), ids=[case.name for case in CASES])
+@pytest.fixture(scope="module", params=CASES, ids=[case.name for case in CASES])
 def subject(request):
-    return make_subject(request.param)
+    """A module's fixture, so that all laws of a layer run one after another and its compiled programs can go."""
+    yield Subject(request.param)
+    jax.clear_caches()
 
 
 def assert_trees_close(actual, expected, **tolerance):
