@@ -4,6 +4,9 @@ python -m benchmarks.step --size=small                    # recurrent against sl
 python -m benchmarks.step --size=base --compare=segments  # a segment four times as long
 python -m benchmarks.step --size=small --compare=health   # watched and not
 python -m benchmarks.step --size=small --compare=feedback
+
+It keeps its memory, as training does. Under GLIBC_TUNABLES=glibc.malloc.hugetlb=0 it gives memory back after every
+step: then steps are slower, and the plain products that `utilisation` is measured by far more so.
 """
 
 import argparse
