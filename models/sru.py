@@ -194,8 +194,8 @@ class SRUppLayer(SRUBase):
     Queries, keys and values live in `projection` dimensions; `alpha`, which starts at zero, lets attention in. Without
     `attention` the projection and its norm remain. The context may be longer at evaluation than in training: no
     parameter depends on it. The state holds the inputs of the last `context` tokens, from which training makes keys and
-    values anew by its changed weights, and those keys and values, for everything else. An encoder's output put in place
-    of those inputs makes the layer a decoder's.
+    values anew by its changed weights, and those keys and values, for everything else. In training an encoder's output
+    put in place of those inputs makes the layer a decoder's; elsewhere its keys and values must be put there too.
     """
 
     projection: int = 0

@@ -29,7 +29,7 @@ BACKENDS = {"scan": scan, "associative": associative, "pallas": pallas}
 
 
 def linear(cell: Cell) -> Cell:
-    """Declares that a cell's next carry is a linear function of its carry: decay * carry + increment."""
+    """Declares that every part of a cell's next carry is linear in that part alone: decay * carry + increment."""
     cell.linear = True
     return cell
 

@@ -89,3 +89,16 @@ def test_dense_layers_see_all_before_them():
 def test_mistakes_are_told(build, told):
     with pytest.raises(UserError, match=told):
         build()
+
+
+@pytest.mark.parametrize("length", [1, 4, 6, 9, 12])
+def test_attention_dropout_of_srupp_takes_any_length(length):
+    """Shorter than the context, a multiple of it, and neither; what is dropped changes the outputs, not the state."""
+    layer = SRUppLayer(DIM, DIM, projection=4, context=6, attention_dropout=0.5)
+    x = np.random.default_rng(0).normal(size=(ROWS, length, DIM)).astype(np.float32)
+    given = (x, layer.initial_state(ROWS), np.zeros((ROWS, length), bool))
+    params = jax.tree.map(lambda p: p + 0.3, nn.unbox(layer.init(jax.random.key(0), *given)))
+    plain, state = layer.apply(params, *given)
+    dropped, after = layer.apply(params, *given, rngs={"dropout": jax.random.key(3)})
+    assert np.all(np.isfinite(dropped)) and not np.allclose(plain, dropped)
+    np.testing.assert_allclose(after["keys"], state["keys"], rtol=1e-6)
