@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed
+BEAM := .venv-beam
+BEAM_READY := $(BEAM)/.installed
 
 .PHONY: quickstart recall test lint format clean
 
@@ -16,7 +18,7 @@ quickstart: $(READY)
 recall: $(READY)
 	@$(RUN) -m benchmarks.recall --output=runs/recall
 
-test: lint
+test: lint $(BEAM_READY)
 	$(RUN) -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
@@ -36,5 +38,12 @@ $(READY): requirements.txt pyproject.toml
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -e .
 	@touch $@
 
+# Apache Beam lives apart: it wants an older protobuf than TensorFlow.
+$(BEAM_READY): requirements-beam.txt
+	@echo 'Setting up $(BEAM) (half a minute, once) ...'
+	@test -x $(BEAM)/bin/python || $(PYTHON) -m venv $(BEAM)
+	@$(BEAM)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-beam.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BEAM) .pytest_cache .ruff_cache

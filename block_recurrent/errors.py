@@ -48,7 +48,9 @@ def known_trouble(error: BaseException) -> str | None:
     """What a storage error means to the person at the terminal; None for what must be a mistake in the code."""
     reason = error
     while reason is not None:  # libraries, gin among them, raise errors of their own over the one that tells
-        if getattr(reason, "errno", None) == errno.ENOSPC or "No space left on device" in str(reason):
+        if getattr(reason, "errno", None) == errno.EFBIG:
+            return "a file would grow larger than may be written here: see ulimit -f, then give the same command again"
+        if getattr(reason, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(reason):
             return "the disk is full: free some space and give the same command again"
         if isinstance(error, OSError) and isinstance(reason, OSError) and reason.filename is not None:
             return f"{reason.filename}: {reason.strerror}"

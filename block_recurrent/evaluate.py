@@ -38,14 +38,13 @@ def main(arguments: list[str]) -> None:
     run = open_run(options.workdir, options.trust, bindings)
     step = run.step(options.step)
     if options.text:
-        documents = [document for part in sources.text_files(options.text).splits.values() for document in part]
-        what, split = (
-            options.text,
-            split_in_memory((document.text() for document in documents), run.vocabulary),
-        )
+        what, split = options.text, split_in_memory(sources.texts_in(options.text), run.vocabulary)
     else:
         what, split = options.split, run.store(options.store).split(options.split)
-    evaluator = Evaluator(run.model, options.rows or run.settings["rows"], run.settings["segment"])
+    # Few documents in few rows, in longer segments: as many tokens at once, and by the law of chunks the same figures.
+    rows = options.rows or max(min(run.settings["rows"], sum(len(part.lengths) for part, _ in split.parts)), 1)
+    segment = run.settings["segment"] * max(run.settings["rows"] // rows, 1)
+    evaluator = Evaluator(run.model, rows, segment, uncut=True)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"evaluating {what}", total=None)
         params = run.params(step)
@@ -58,14 +57,16 @@ def main(arguments: list[str]) -> None:
     about = {"step": step, "of": what, **({"changed": bindings} if bindings else {})}
     file.write_text(json.dumps({**about, **score.to_json()}, indent=2) + "\n")
     table = Table(title=f"{options.workdir} at step {step:,} on {what}")
-    for column in ("documents", "tokens", "bits per token", "bits per byte", "word perplexity"):
+    of_words = run.vocabulary.kind == "words"  # their corpora count the ends of lines as words
+    perplexity = "perplexity" if of_words else "word perplexity"
+    for column in ("documents", "tokens", "bits per token", "bits per byte", perplexity):
         table.add_column(column, justify="right")
     table.add_row(
         f"{score.documents:,}",
         f"{score.tokens:,}",
         f"{score.bits_per_token:.4f}",
         f"{score.bits_per_byte:.4f}",
-        f"{score.word_perplexity:,.1f}",
+        f"{score.perplexity if of_words else score.word_perplexity:,.1f}",
     )
     Console().print(table)
     print(f"written to {file}")

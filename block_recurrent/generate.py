@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     texts = [*(options.prompt or []), *(read_utf8(file).decode() for file in options.prompt_file or [])] or ["\n"]
     texts = [text for text in texts for _ in range(options.samples)]
     try:
-        prompts = [run.vocabulary.encode(text) for text in texts]
+        prompts = [run.vocabulary.encode(text.encode()) for text in texts]
     except UnicodeEncodeError as error:
         raise UserError("a --prompt is not UTF-8: check the terminal's locale") from error
     # Ids without text (padding, specials, what only rounds the vocabulary up) are never drawn.

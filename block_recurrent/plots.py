@@ -61,6 +61,31 @@ def heat_map(file: Path, words: Sequence[str], values, title: str, label: str) -
     save(figure, file)
 
 
+def histogram(file: Path, title: str, values: Mapping[str, Sequence[float]], label: str) -> None:
+    """How many values of each name fall where, on a logarithmic axis, one panel each."""
+    import numpy as np
+
+    pyplot = without_display()
+    figure, grid = pyplot.subplots(
+        len(values), 1, figsize=(7, 1 + 1.7 * len(values)), layout="constrained", squeeze=False, sharex=True
+    )
+    figure.suptitle(title, parse_math=False)  # a $ in a folder's name begins no formula
+    low = max(min(min(numbers) for numbers in values.values()), 1)
+    high = max(max(max(numbers) for numbers in values.values()), low + 1)
+    edges = np.geomspace(low, high * 1.001, 41)
+    for axes, (name, numbers), colour in zip(grid.flat, values.items(), COLOURS, strict=False):
+        axes.hist(numbers, edges, color=colour)
+        middle = float(np.median(numbers))
+        axes.axvline(middle, color="black", linewidth=1)
+        axes.annotate(
+            f" median {middle:,.0f}", (middle, 1.0), xycoords=("data", "axes fraction"), va="bottom", fontsize=9
+        )
+        axes.set(xscale="log", ylabel=f"{name} ({len(numbers):,})")
+        axes.spines[["top", "right"]].set_visible(False)
+    grid.flat[-1].set(xlabel=label)
+    save(figure, file)
+
+
 def shown(word: str) -> str:
     """A word whose blanks can be seen; a dollar sign is not the beginning of a formula."""
     return word.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "\u2423").replace("$", r"\$")

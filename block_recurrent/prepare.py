@@ -1,77 +1,366 @@
-"""Tokenises a corpus once into a store that training memory-maps.
+"""Reads a corpus, tokenises it once and writes a store that training reads; killed, the same command goes on.
 
-python -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
-python -m block_recurrent.prepare --task=text_files --files=my/texts --output=data/mine
+python -m block_recurrent.prepare --list
+python -m block_recurrent.prepare --task=text_files --input=my/texts --output=data/mine
+python -m block_recurrent.prepare --task=pg19_tokens --input=gs://deepmind-gutenberg --vocabulary=vocabulary.model
+python -m block_recurrent.prepare --train_vocabulary=vocabulary.model --size=32000 --task=pg19_tokens --input=PG19
+python -m block_recurrent.prepare --show data/mine --document 3
+python -m block_recurrent.prepare --mixture=data/pg19_tokens=0.7,data/arxiv_math_tokens=0.3 --output=data/both
 """
 
 import argparse
+import os
 import platform
+import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 
-TASKS = ("python_stdlib", "text_files")
-
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = command_parser("prepare", __doc__)
-    parser.add_argument("--task", required=True, choices=TASKS)
-    parser.add_argument("--files", help="for text_files: a folder, a file or a quoted glob; one document per file")
-    parser.add_argument("--vocabulary", default="bytes", help='"bytes" (default) or the path of a SentencePiece model')
-    parser.add_argument("--output", required=True, type=Path, help="the folder to make")
-    parser.add_argument("--overwrite", action="store_true", help="replace a store that is there already")
-    return parser.parse_args(arguments)
+    does = parser.add_argument_group("what to do")
+    does.add_argument("--list", action="store_true", help="print the tasks, what each needs and where it is")
+    does.add_argument("--task", help="prepare this task's store")
+    does.add_argument(
+        "--train_vocabulary", metavar="FILE", help="make a vocabulary from the task's training text instead"
+    )
+    does.add_argument("--show", metavar="STORE", help="print a document of a store as the model sees it")
+    does.add_argument("--mixture", metavar="STORE=RATE,...", help="make a store that mixes others, by share of tokens")
+    corpus = parser.add_argument_group("the corpus")
+    corpus.add_argument("--input", "--files", help="where it is: a path or an address such as gs://bucket/folder")
+    corpus.add_argument("--metadata", help="arXiv's metadata snapshot (JSON lines)")
+    corpus.add_argument("--languages", type=listed, help="of source code, such as Python,C++ (default: all known)")
+    corpus.add_argument("--licences", type=listed, help='of repositories, such as MIT,Apache-2.0 or "permissive"')
+    corpus.add_argument("--max_file_bytes", type=int, help="longer source files are dropped")
+    corpus.add_argument("--seed", type=int, help="of the order of files in a repository")
+    store = parser.add_argument_group("the store")
+    store.add_argument("--output", help="the folder or address to make (default: data/TASK)")
+    store.add_argument("--vocabulary", help='"bytes", or the path of a SentencePiece .model or a word list .txt')
+    store.add_argument("--separator", action="store_true", help="end documents with the vocabulary's separator")
+    store.add_argument("--overwrite", action="store_true", help="replace a store that is there already")
+    store.add_argument("--workers", type=int, default=cores(), help="processes (default: all cores)")
+    store.add_argument("--size", type=int, default=32000, help="of a vocabulary to train")
+    store.add_argument("--work", help="the folder where it comes together (default: a hidden one beside it)")
+    store.add_argument("--runner", help="of Apache Beam, such as DirectRunner; its own options are --beam.NAME=VALUE")
+    look = parser.add_argument_group("looking at a document")
+    look.add_argument("--split", default="train")
+    look.add_argument("--document", type=int, default=0)
+    look.add_argument("--segment", type=int, default=4096)
+    look.add_argument("--block", type=int, default=512)
+    look.add_argument("--blocks", type=int, default=4, help="how many to print; 0 for all")
+    prefix = "--beam."
+    options = parser.parse_args([argument for argument in arguments if not argument.startswith(prefix)])
+    for name in ("input", "metadata", "output", "vocabulary", "work", "show", "train_vocabulary"):
+        # Shells leave the ~ of --output=~/data alone, and a folder of that name is no pleasure to remove.
+        setattr(options, name, getattr(options, name) and os.path.expanduser(getattr(options, name)))
+    options.beam = [f"--{argument.removeprefix(prefix)}" for argument in arguments if argument.startswith(prefix)]
+    if options.beam and not options.runner:
+        raise UserError("--beam.NAME=VALUE goes with --runner, such as --runner=DirectRunner")
+    if options.work and files_elsewhere(options.work) and not options.runner:
+        raise UserError(f"--work={options.work}: only a --runner of Apache Beam works in a bucket")
+    if options.workers < 1:
+        raise UserError(f"--workers={options.workers}: give 1 or more")
+    return options
 
 
-def prepare(task: str, files: str | None, vocabulary_name: str, output: Path, overwrite: bool):
-    """Makes a store, or finds the same one already there; returns it and whether it was made."""
-    from block_recurrent.data import sources
-    from block_recurrent.data.store import open_store, write_store
-    from block_recurrent.data.vocabulary import vocabulary
+def cores() -> int:
+    """Those that this process may use; macOS tells only how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    if (files is None) == (task == "text_files"):
-        raise UserError("--files=FOLDER_OR_GLOB goes with --task=text_files, and only there")
-    source = sources.text_files(files) if task == "text_files" else sources.python_stdlib()
-    words = vocabulary(vocabulary_name)
-    about = {"task": task, "fingerprint": source.fingerprint(), "python": platform.python_version()}
-    if output.exists() and not (output / "manifest.json").exists():
-        raise UserError(f"{output} exists and is no prepared store: choose another --output")
-    if output.exists() and not overwrite:
-        there = open_store(output)
-        if (
-            there.manifest["fingerprint"] == about["fingerprint"]
-            and there.manifest["vocabulary"]["sha256"] == words.identity
-        ):
-            return there, False
-        raise UserError(
-            f"{output} was made from other files or another vocabulary: choose another --output, or --overwrite it"
-        )
 
-    from block_recurrent.data.tasks import tokenised_documents  # TensorFlow, only when there is work for it
+def files_elsewhere(place: str) -> bool:
+    from block_recurrent.data.files import is_remote
 
-    splits = {
-        split: ((document.text, document.tokens) for document in tokenised_documents(source, words, split))
-        for split in sources.SPLITS
-    }
-    return write_store(output, splits, words, about), True
+    return is_remote(place)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
-    store, made = prepare(options.task, options.files, options.vocabulary, options.output, options.overwrite)
+    if options.list:
+        print_tasks()
+    elif options.show:
+        print_document(options)
+    elif options.mixture:
+        from block_recurrent.data.mixing import mix
+
+        print_statistics(mix(options.mixture, options.output, options.overwrite))
+    elif options.train_vocabulary:
+        train_vocabulary(options)
+    elif options.task:
+        with progress_bar() as progress:
+            store, made = prepare(**build_options(options), progress=progress)
+        print_statistics(store, made)
+    else:
+        raise UserError("say what to do: --task=NAME, --list, --show, --mixture or --train_vocabulary (see --help)")
+
+
+def build_options(options: argparse.Namespace) -> dict:
+    """What `prepare` takes, from the command line."""
+    corpus = {
+        name: getattr(options, name)
+        for name in ("input", "metadata", "languages", "licences", "max_file_bytes", "seed")
+    }
+    return {
+        "task": options.task,
+        "output": options.output or f"data/{options.task}",
+        "vocabulary": options.vocabulary,
+        "overwrite": options.overwrite,
+        "separator": options.separator,
+        "workers": options.workers,
+        "work": options.work,
+        "beam": [f"--runner={options.runner}", *options.beam] if options.runner else None,
+        **{name: value for name, value in corpus.items() if value is not None},
+    }
+
+
+def prepare(
+    task: str,
+    output: str | Path,
+    vocabulary: str | None = None,
+    overwrite: bool = False,
+    separator: bool = False,
+    workers: int = 1,
+    work: str | None = None,
+    beam: list[str] | None = None,
+    progress=None,
+    **corpus,
+):
+    """Makes a store, or finds the same one already there; returns it and whether it was made.
+
+    `corpus` is what the task takes. With `beam`, a list of Beam's own arguments, Beam does the work.
+    """
+    from block_recurrent.data import building, files, pool
+
+    task, output, progress = find_task(task), str(output), progress or pool.silent
+    source = open_source(task, corpus)
+    given = given_vocabulary(task, vocabulary)
+    if separator and given is not None and given.separator is None:
+        raise UserError(f"{vocabulary} has no id that could end a document: --separator needs one")
+    units = tuple(source.units())
+    identity = given.identity if given else f"words {task.lines} {task.minimum} {task.unknown}"
+    about = {
+        "fingerprint": building.fingerprint(task.name, source, units, identity, separator=separator),
+        "published": getattr(source, "published", {}),
+        "python": platform.python_version(),
+    }
+    there = check_output(output, overwrite)
+    if there is not None:
+        if there.manifest["fingerprint"] == about["fingerprint"]:
+            return there, False
+        raise UserError(
+            f"{output} was made from other files or another vocabulary: choose another --output, or --overwrite it"
+        )
+    with pool.work_folder(work, output, about["fingerprint"]) as folder:
+        words = given or kept_words(folder, lambda: pool.counted_vocabulary(task, source, units, workers, progress))
+        target = output if files.is_remote(folder) else files.join(folder, "store")
+        recipe = building.Recipe(task.name, source, units, words, folder, target, separator)
+        if beam is None:
+            return pool.build(recipe, about, output, workers, progress), True
+        from block_recurrent.data.beam import build
+
+        return build(recipe, about, output, beam), True
+
+
+def find_task(name: str):
+    from block_recurrent.data.registry import task
+
+    return task(name)
+
+
+def open_source(task, corpus: dict):
+    """The task's source, once the options given are those that it takes."""
+    for name in corpus:
+        if name not in task.options:
+            takes = ", ".join(f"--{option}" for option in task.options) or "nothing"
+            raise UserError(f"--{name} does not go with --task={task.name}, which takes {takes}")
+    for name in ("input", "metadata"):
+        if name in task.options and not corpus.get(name):
+            raise UserError(f"--task={task.name} needs --{name}: {task.needs}")
+    return task.open(**corpus)
+
+
+def given_vocabulary(task, name: str | None):
+    """The vocabulary that a task is read with, or None where its words are yet to be counted."""
+    from block_recurrent.data.vocabulary import vocabulary
+
+    if name is None and task.vocabulary == "given":
+        raise UserError(
+            f"--task={task.name} needs --vocabulary=PATH, a SentencePiece model: --train_vocabulary makes one"
+        )
+    if name is None and task.vocabulary == "words":
+        return None
+    found = vocabulary(name or "bytes")
+    wanted = {"bytes": "bytes", "given": "sentencepiece", "words": "words"}.get(task.vocabulary, found.kind)
+    if found.kind != wanted:
+        raise UserError(f"--task={task.name} is made of {wanted}: --vocabulary={name} is one of {found.kind}")
+    return found
+
+
+def kept_words(folder: str, count):
+    """The words of a work folder, counted the first time."""
+    from block_recurrent.data import files
+    from block_recurrent.data.vocabulary import WordVocabulary, vocabulary
+
+    place = files.join(folder, WordVocabulary.file_name)
+    if not files.is_file(place):
+        count().save(folder)
+    return vocabulary(place)
+
+
+def check_output(output: str, overwrite: bool):
+    """The store that stays where a new one is to go, or None; refuses a place that holds something else."""
+    from block_recurrent.data import files
+    from block_recurrent.data.store import is_store, open_store
+
+    if is_store(output):
+        return None if overwrite else open_store(output)
+    if files.is_file(output) or (files.is_folder(output) and not files.is_empty(output)):
+        raise UserError(f"{output} exists and is no prepared store: choose another --output")
+    return None
+
+
+def train_vocabulary(options: argparse.Namespace) -> None:
+    from block_recurrent.data import files, pool
+    from block_recurrent.data.train_vocabulary import refuse_existing, train_sentencepiece
+    from block_recurrent.data.vocabulary import vocabulary
+
+    if not options.task:
+        raise UserError("--train_vocabulary needs --task=NAME and what that takes: the text to learn from")
+    task = find_task(options.task)
+    corpus = {key: value for key, value in build_options(options).items() if key in task.options}
+    source = open_source(task, corpus)
+    units = source.units()
+    output = options.train_vocabulary
+    wanted = ".txt" if task.vocabulary == "words" else ".model"
+    if not output.endswith(wanted):
+        raise UserError(f"--train_vocabulary={output}: {task.name} makes a file that ends in {wanted}")
+    with progress_bar() as progress:
+        if task.vocabulary == "words":
+            refuse_existing(output, options.overwrite)
+            words = pool.counted_vocabulary(task, source, units, options.workers, progress)
+            files.write_bytes(output, words.content())
+        else:
+            train_sentencepiece(
+                pool.training_texts(source, units, progress), options.size, output, overwrite=options.overwrite
+            )
+    print(f"{output}: {vocabulary(output).size:,} entries from {options.task}; use it with --vocabulary={output}")
+
+
+@contextmanager
+def progress_bar():
+    """A bar on the terminal, moved by calls of progress(step, done, of, tokens)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console, rows = Console(stderr=True), {}
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+    def progress(step: str, done: int, of: int, tokens: int) -> None:
+        bar.start()
+        if step not in rows:
+            rows[step] = bar.add_task(step, total=of)
+        bar.update(rows[step], completed=done, description=f"{step}, {tokens:,} tokens" if tokens else step)
+
+    try:
+        yield progress
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on where it was", file=sys.stderr)
+        raise
+    finally:
+        if rows:
+            bar.stop()
+
+
+def print_tasks() -> None:
+    """The tasks by corpus: what each needs, and its store where there is one."""
+    from itertools import groupby
+
+    from rich.console import Console
+
+    from block_recurrent.data.registry import TASKS
+    from block_recurrent.data.store import is_store
+
+    console = Console(highlight=False)
+    kinds = {"given": "--vocabulary=PATH", "words": "words, counted", "any": "bytes, or --vocabulary=PATH"}
+    for needs, tasks in groupby(TASKS.values(), key=lambda task: task.needs):
+        for task in tasks:
+            store = f"data/{task.name}"
+            state = f"prepared: {store}" if is_store(store) else "not prepared"
+            console.print(f"[bold]{task.name:<18}[/bold] {kinds.get(task.vocabulary, task.vocabulary):<28} {state}")
+        console.print(f"  --input: {needs}\n" if task.options else f"  {needs}\n", markup=False)
+
+
+def print_document(options: argparse.Namespace) -> None:
+    from block_recurrent.data.looking import show
+    from block_recurrent.data.store import is_store, open_store
+
+    short = f"data/{options.show}"  # a task's name will do
+    store = open_store(short if "/" not in options.show and is_store(short) else options.show)
+    blocks = options.blocks or None
+    for line in show(store, options.split, options.document, options.segment, options.block, blocks):
+        print(line)
+
+
+def print_statistics(store, made: bool = True) -> None:
+    """The table and picture that end a preparation, what was dropped, and what differs from the published corpus."""
     from rich.console import Console
     from rich.table import Table
 
-    kind, size = store.manifest["vocabulary"]["kind"], store.manifest["vocabulary"]["size"]
-    table = Table(
-        title=f"{store.folder}: {store.manifest['task']}, {kind}, {size} ids{'' if made else ' (already prepared)'}"
-    )
-    for column in ("split", "documents", "tokens", "bytes", "words"):
-        table.add_column(column, justify="left" if column == "split" else "right")
-    for name, entry in store.manifest["splits"].items():
-        table.add_row(name, *(f"{entry[column]:,}" for column in ("documents", "tokens", "bytes", "words")))
-    Console().print(table)
+    from block_recurrent.data.looking import losses, mismatches, statistics
+
+    console, manifest = Console(), store.manifest
+    kind, size = manifest["vocabulary"]["kind"], manifest["vocabulary"]["size"]
+    remark = "" if made else " (already prepared)"
+    table = Table(title=f"{store.folder}: {manifest['task']}, {kind}, {size:,} ids{remark}")
+    table.add_column("")
+    for name in manifest["splits"]:
+        table.add_column(name, justify="right")
+    for measure, row in statistics(store).items():
+        table.add_row(measure, *row)
+    console.print(table)
+    for reason, entry in manifest.get("dropped", {}).items():
+        console.print(
+            f"dropped {entry['count']:,}: {reason} {examples(entry['examples'])}", markup=False, highlight=False
+        )
+    if lost := losses(store.vocabulary):
+        console.print(f"this vocabulary loses {lost}: --show prints what is left", markup=False, highlight=False)
+    for line in mismatches(store):
+        console.print(f"not as published: {line}", markup=False, highlight=False)
+    draw_lengths(store, again=made)
+
+
+def examples(names: list[str]) -> str:
+    return f"({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})" if names else ""
+
+
+def draw_lengths(store, again: bool) -> None:
+    """The histogram of document lengths, lengths.png in the store."""
+    from block_recurrent.data import files
+    from block_recurrent.data.documents import readable
+    from block_recurrent.plots import histogram
+
+    place = files.join(store.folder, "lengths.png")
+    if files.is_file(place) and not again:
+        return
+    lengths = {
+        name: [length for part, _ in store.split(name).parts for length in part.lengths.tolist()]
+        for name in store.manifest["splits"]
+        if store.has(name)
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder, "lengths.png")
+        histogram(picture, f"{readable(store.folder)}: {store.manifest['task']}", lengths, "tokens in a document")
+        files.write_bytes(place, picture.read_bytes())
+    print(f"lengths of documents: {place}")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def next_commands(workdir: Path, step: int) -> str:
             f"  evaluate          {run}.evaluate {workdir} --text=README.md",
             f"  generate          {run}.generate {workdir} --prompt='class ' --samples=3 --top_p=0.9",
             "On your own folder of text:",
-            f"  prepare           {run}.prepare --task=text_files --files=FOLDER --output=data/mine",
+            f"  prepare           {run}.prepare --task=text_files --input=FOLDER --output=data/mine",
             f"  train             {run}.train {mine} --gin.STORE=\"'data/mine'\" --workdir=runs/mine",
         ]
     )

@@ -19,8 +19,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 import numpy as np
 import pytest
 
-from block_recurrent.data.store import Store, write_store
-from block_recurrent.data.vocabulary import ByteVocabulary
+from block_recurrent.data.store import Store
+from block_recurrent.prepare import prepare
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,11 +38,10 @@ def corpus(tmp_path_factory) -> Store:
     rng = np.random.default_rng(0)
     words = ["alpha", "beta", "gamma", "delta", "epsilon\n"]
 
-    def documents(count):
-        for _ in range(count):
-            text = " ".join(rng.choice(words, rng.integers(5, 60))).encode()
-            yield text, ByteVocabulary().encode(text.decode())
-
-    splits = {"train": documents(12), "validation": documents(4), "test": documents(5)}
-    about = {"task": "text_files", "fingerprint": "tests"}
-    return write_store(tmp_path_factory.mktemp("data") / "corpus", splits, ByteVocabulary(), about)
+    folder = tmp_path_factory.mktemp("data")
+    for split, count in {"train": 12, "validation": 4, "test": 5}.items():
+        (folder / "texts" / split).mkdir(parents=True)
+        for i in range(count):
+            text = " ".join(rng.choice(words, rng.integers(5, 60)))
+            (folder / "texts" / split / f"{i:02d}.txt").write_text(text)
+    return prepare("text_files", folder / "corpus", input=str(folder / "texts"))[0]

@@ -1,30 +1,82 @@
 """The row stream: each row of the batch reads its own documents in order, segment after segment.
 
-All documents of all epochs form one endless sequence, shuffled per epoch from (seed, epoch). A row that has
-finished its document takes the next of the sequence, rows in order. So where the stream stands is a few integers,
-the same on every host: which document of the sequence each row is in, how far, and which comes next. A host
-advances all rows and reads the tokens of its own.
+The documents of all epochs form one endless sequence, shuffled per epoch from (seed, epoch). A row that has finished
+its document takes the next of the sequence, rows in order. A mixture has one such sequence for each of its parts, and
+the part that has had the fewest tokens for its rate gives the next document. So where the stream stands is a few
+integers, the same on every host: which document each row is in, how far, and which comes next. A host advances all rows
+and reads the tokens of its own.
+
+A running text (enwik8, the Penn Treebank), and in training also a corpus with fewer documents than rows, is cut into
+about as many stretches as there are rows, as in the papers that use them: to the rows these are documents. The token at
+a cut is the last target of one stretch and the first input of the next.
 """
 
 import functools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from block_recurrent.data.store import Split
+from block_recurrent.data.store import Mixture, Split
 from block_recurrent.errors import UserError
 
 FREE = -1
+AHEAD = 2  # batches that are read and on their way to the device while it computes
 
 
 @dataclass
 class Cursor:
     """Where a stream stands before its next batch."""
 
-    upcoming: int  # the next document of the sequence that no row has taken
-    document: list[int]  # per row: its document's place in the sequence, or FREE
+    upcoming: list[int]  # per part of a mixture: the next document of its sequence that no row has taken
+    dealt: list[int]  # per part: how many tokens rows have taken
+    part: list[int]  # per row: the part that its document is of, or FREE
+    document: list[int]  # per row: its document's place in the part's sequence
     offset: list[int]  # per row: how many tokens of it have been inputs
+
+
+class Documents:
+    """The documents of one part: where each begins and ends, and the order of every epoch."""
+
+    def __init__(self, split: Split, rows: int, seed: list[int], shuffle: bool, uncut: bool):
+        self.split, self.seed, self.shuffle = split, seed, shuffle
+        self.read = split.tokens
+        self.whole = np.flatnonzero(split.lengths >= 2)  # those that have something to predict
+        self.begin, self.end = split.offsets[self.whole], split.offsets[self.whole + 1] - 1  # of the inputs
+        self.inputs = int(np.sum(self.end - self.begin))
+        few = split.contiguous or (shuffle and len(self.whole) < rows)
+        if few and self.inputs > 0 and not uncut:
+            self.begin, self.end = cut(self.begin, self.end, -(-self.inputs // rows))
+        self.order = functools.lru_cache(maxsize=4)(self._order)  # rows may still be in the epoch before
+        self.bounds = functools.lru_cache(maxsize=4 * rows)(self._bounds)
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.argsort(self.begin - self.end, kind="stable")  # longest first, so that rows finish together
+        return np.random.default_rng([*self.seed, epoch]).permutation(len(self))
+
+    def _bounds(self, place: int) -> tuple[int, int]:
+        """Begin and end of the inputs of a document of the sequence; its last target is the token at the end."""
+        epoch, index = divmod(place, len(self))
+        document = self.order(epoch)[index]
+        return int(self.begin[document]), int(self.end[document])
+
+
+def cut(begin: np.ndarray, end: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Stretches of at most `longest`, those of one document of equal length but for one token."""
+    begins, ends = [], []
+    for first, last in zip(begin.tolist(), end.tolist(), strict=True):
+        pieces = -(-(last - first) // longest)
+        edges = [first + (last - first) * piece // pieces for piece in range(pieces + 1)]
+        begins += edges[:-1]
+        ends += edges[1:]
+    return np.asarray(begins, np.int64), np.asarray(ends, np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,10 +86,10 @@ class RowStream:
     Inside a segment documents are padded to `block`. The token after each input is its target; no target crosses a
     document, and every token but a document's first is a target exactly once per epoch. With `epochs` the stream
     ends, and rows with nothing left are padding; without, it never does. `local` are the rows that this host reads,
-    all by default.
+    all by default. With `uncut` a running text is one document, too.
     """
 
-    split: Split
+    split: Split | Mixture
     rows: int
     segment: int
     block: int
@@ -45,6 +97,7 @@ class RowStream:
     shuffle: bool = True
     epochs: int | None = None
     local: tuple[int, ...] | None = None
+    uncut: bool = False
 
     def __post_init__(self):
         if self.segment % self.block:
@@ -52,34 +105,46 @@ class RowStream:
                 f"segment {self.segment} is not a multiple of the model's block (its window) {self.block}: "
                 f"try {max(self.segment // self.block, 1) * self.block}"
             )
-        if not len(self.documents):
+        if not all(map(len, self.parts)):
             raise UserError("the corpus is empty: no document has two tokens or more")
 
     @functools.cached_property
-    def documents(self) -> np.ndarray:
-        """The documents that have something to predict."""
-        return np.flatnonzero(self.split.lengths >= 2)
-
-    @functools.cached_property
-    def _order(self):
-        @functools.lru_cache(maxsize=4)  # rows may still be in the epoch before
-        def order(epoch: int) -> np.ndarray:
-            if not self.shuffle:
-                # Longest first, so that rows finish together.
-                return self.documents[np.argsort(-self.split.lengths[self.documents], kind="stable")]
-            return np.random.default_rng([self.seed, epoch]).permutation(self.documents)
-
-        return order
-
-    def begin(self) -> Cursor:
-        return Cursor(0, [FREE] * self.rows, [0] * self.rows)
-
-    def finished(self, cursor: Cursor) -> bool:
-        return self.epochs is not None and cursor.upcoming >= self._end and set(cursor.document) == {FREE}
+    def parts(self) -> list[Documents]:
+        # A corpus alone and the same corpus first in a mixture are read in the same order.
+        return [
+            Documents(split, self.rows, [self.seed, part] if part else [self.seed], self.shuffle, self.uncut)
+            for part, (split, _) in enumerate(self.split.parts)
+        ]
 
     @property
-    def _end(self) -> float:
-        return float("inf") if self.epochs is None else self.epochs * len(self.documents)
+    def predictions(self) -> int:
+        """Targets in an epoch."""
+        return sum(part.inputs for part in self.parts)
+
+    def begin(self) -> Cursor:
+        parts, rows = len(self.parts), self.rows
+        return Cursor([0] * parts, [0] * parts, [FREE] * rows, [0] * rows, [0] * rows)
+
+    def finished(self, cursor: Cursor) -> bool:
+        return set(cursor.part) == {FREE} and not self._open_parts(cursor)
+
+    def _open_parts(self, cursor: Cursor) -> list[int]:
+        """The parts that still have documents to give."""
+        if self.epochs is None:
+            return list(range(len(self.parts)))
+        return [i for i, part in enumerate(self.parts) if cursor.upcoming[i] < self.epochs * len(part)]
+
+    def _take(self, row: int, cursor: Cursor) -> bool:
+        """Gives a free row its next document; False where there is none left."""
+        choices = self._open_parts(cursor)
+        if not choices:
+            return False
+        part = min(choices, key=lambda i: cursor.dealt[i] / self.split.parts[i][1])
+        begin, end = self.parts[part].bounds(cursor.upcoming[part])
+        cursor.part[row], cursor.document[row], cursor.offset[row] = part, cursor.upcoming[part], 0
+        cursor.upcoming[part] += 1
+        cursor.dealt[part] += end - begin
+        return True
 
     def read(self, cursor: Cursor) -> tuple[dict[str, np.ndarray], Cursor]:
         """The batch at a cursor, and the cursor after it."""
@@ -89,43 +154,58 @@ class RowStream:
         batch = {
             "inputs": np.zeros(shape, np.int32),
             "targets": np.zeros(shape, np.int32),
-            "weights": np.zeros(shape, np.float32),
+            "weights": np.ones(shape, np.float32),
             "start": np.zeros(shape, bool),
         }
-        after = Cursor(cursor.upcoming, list(cursor.document), list(cursor.offset))
+        after = Cursor(*map(list, (cursor.upcoming, cursor.dealt, cursor.part, cursor.document, cursor.offset)))
         for row in range(self.rows):
             self._fill(row, after, batch, places.get(row))
         return batch, after
 
     def _fill(self, row: int, cursor: Cursor, batch: dict[str, np.ndarray], at_row: int | None) -> None:
         """Fills one row's segment and advances its place in `cursor`; `at_row` is None for another host's row."""
-        at = 0
-        while at < self.segment:
-            if cursor.document[row] == FREE:
-                if cursor.upcoming >= self._end:
-                    return
-                cursor.document[row], cursor.offset[row] = cursor.upcoming, 0
-                cursor.upcoming += 1
-            epoch, place = divmod(cursor.document[row], len(self.documents))
-            document = self._order(epoch)[place]
-            begin, end = self.split.offsets[document], self.split.offsets[document + 1]
-            offset = cursor.offset[row]
-            count = int(min(self.segment - at, end - begin - 1 - offset))
+        at, segment = 0, self.segment
+        while at < segment:
+            if cursor.part[row] == FREE and not self._take(row, cursor):
+                if at_row is not None:
+                    batch["weights"][at_row, at:] = 0.0
+                return
+            documents, offset = self.parts[cursor.part[row]], cursor.offset[row]
+            begin, end = documents.bounds(cursor.document[row])
+            begin += offset
+            count = min(segment - at, end - begin)
+            filled = at + count
             if at_row is not None:
-                tokens = self.split.tokens[begin + offset : begin + offset + count + 1]
-                into = slice(at, at + count)
-                batch["inputs"][at_row, into] = tokens[:-1]
-                batch["targets"][at_row, into] = tokens[1:]
-                batch["weights"][at_row, into] = 1.0
-                batch["start"][at_row, at] = offset == 0
-            cursor.offset[row] += count
-            at += count
-            if begin + cursor.offset[row] == end - 1:
-                cursor.document[row] = FREE
+                tokens = documents.read[begin : begin + count + 1]
+                batch["inputs"][at_row, at:filled] = tokens[:-1]
+                batch["targets"][at_row, at:filled] = tokens[1:]
+                if offset == 0:
+                    batch["start"][at_row, at] = True
+            at, cursor.offset[row] = filled, offset + count
+            if begin + count == end:
+                cursor.part[row] = FREE
                 at += -at % self.block
+                if at_row is not None:
+                    batch["weights"][at_row, filled:at] = 0.0
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         cursor = self.begin()
         while not self.finished(cursor):
             batch, cursor = self.read(cursor)
             yield batch
+
+    def ahead(self, cursor: Cursor, place: Callable[[dict[str, np.ndarray]], Any]) -> Iterator[tuple[Any, Cursor]]:
+        """Batches, put where `place` puts them, and the cursors after them, read by a thread that keeps ahead."""
+
+        def read_next():
+            nonlocal cursor
+            if self.finished(cursor):
+                return None
+            batch, cursor = self.read(cursor)
+            return place(batch), cursor
+
+        with ThreadPoolExecutor(1, "row stream") as reader:
+            coming = deque(reader.submit(read_next) for _ in range(AHEAD))
+            while (batch_and_cursor := coming.popleft().result()) is not None:
+                coming.append(reader.submit(read_next))
+                yield batch_and_cursor

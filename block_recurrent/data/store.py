@@ -1,181 +1,270 @@
-"""A prepared corpus on disk: tokens to memory-map, an index of documents, and a manifest of what it is."""
+"""A prepared corpus: shards of tokens, an index of documents, and a manifest of what it is; on disk or in a bucket.
 
-import hashlib
+Documents never cross shards. Local shards are memory-mapped; those of a bucket are read in large blocks that are
+fetched ahead of the rows that need them. A mixture is a store that names others and their rates.
+"""
+
+import bisect
+import functools
+import io
+import itertools
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterable
+import math
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from block_recurrent.data import files
+from block_recurrent.data.documents import SPLITS
 from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
 from block_recurrent.errors import UserError
 
-FORMAT = 1
+FORMAT = 2
+MANIFEST = "manifest.json"
+REMOTE_BLOCK = 4 << 20  # bytes that one request to a bucket asks for
+REMOTE_BLOCKS = 64  # of them that are kept, for each shard
+TOKEN_TYPES = ("<u2", "<u4")
+COUNTS = ("documents", "tokens", "predictions", "words", "unknown")  # of a split, in the manifest
+DAMAGE = (  # what reading a store that is not as `prepare` left it may raise
+    *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+class Shards:
+    """The tokens of a split as one long array, of which `tokens[begin:end]` reads what it says."""
+
+    def __init__(self, places: Sequence[str], lengths: Sequence[int], dtype: str):
+        self.places, self.dtype = places, np.dtype(dtype)
+        self.bounds = [0, *itertools.accumulate(lengths)]
+        self.opened = functools.lru_cache(maxsize=None)(self._open)
+
+    def __len__(self) -> int:
+        return self.bounds[-1]
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        begin, end, _ = part.indices(self.bounds[-1])
+        shard = bisect.bisect_right(self.bounds, begin) - 1
+        if begin < end <= self.bounds[shard + 1]:  # as documents do not cross shards, this is the rule
+            return self._read(shard, begin - self.bounds[shard], end - self.bounds[shard])
+        pieces = [np.zeros(0, self.dtype)]
+        while begin < end:
+            start, stop = self.bounds[shard], min(self.bounds[shard + 1], end)
+            pieces.append(self._read(shard, begin - start, stop - start))
+            begin, shard = max(stop, begin), shard + 1
+        return np.concatenate(pieces)
+
+    def _read(self, shard: int, begin: int, end: int) -> np.ndarray:
+        content = self.opened(shard)
+        if isinstance(content, np.ndarray):
+            return content[begin:end]
+        content.seek(begin * self.dtype.itemsize)
+        return np.frombuffer(content.read((end - begin) * self.dtype.itemsize), self.dtype)
+
+    def _open(self, shard: int):
+        place, expected = self.places[shard], self.bounds[shard + 1] - self.bounds[shard]
+        if not files.is_remote(place):
+            tokens = np.memmap(place, self.dtype, mode="r") if expected else np.zeros(0, self.dtype)
+            if len(tokens) != expected:
+                raise ValueError(f"{Path(place).name} has {len(tokens)} tokens instead of {expected}")
+            return np.asarray(tokens)  # a plain view: slices of a memmap are much slower to make
+        system, path = files.file_system(place)
+        if system.size(path) != expected * self.dtype.itemsize:
+            raise ValueError(f"{place} has {system.size(path)} bytes instead of {expected * self.dtype.itemsize}")
+        options = {"maxblocks": REMOTE_BLOCKS}
+        return system.open(path, "rb", block_size=REMOTE_BLOCK, cache_type="background", cache_options=options)
+
+    def check(self) -> None:
+        """Opens every shard, so that a damaged one is found now and not in the middle of a run."""
+        for shard in range(len(self.places)):
+            self.opened(shard)
 
 
 @dataclass(frozen=True)
 class Split:
     """Documents one after another: document i is tokens[offsets[i]:offsets[i + 1]]."""
 
-    tokens: np.ndarray  # [total]
+    tokens: np.ndarray | Shards  # [total]
     offsets: np.ndarray  # [documents + 1] int64
     bytes: np.ndarray  # [documents] bytes of UTF-8 text after the first token, which nothing predicts
     words: np.ndarray  # [documents] whitespace-separated words
+    contiguous: bool = False  # one running text rather than documents
 
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
+
+    @property
+    def parts(self) -> tuple[tuple["Split", float], ...]:
+        return ((self, 1.0),)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Splits that are read side by side, each at its rate of the tokens."""
+
+    parts: tuple[tuple[Split, float], ...]
 
 
 @dataclass(frozen=True)
 class Store:
     """An opened store: `store.split("train")`."""
 
-    folder: Path
+    folder: str
     manifest: dict
 
-    @property
+    @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        return saved_vocabulary(self.manifest["vocabulary"]["kind"], self.folder)
+        return saved_vocabulary(self.manifest["vocabulary"], self.folder)
+
+    @functools.cached_property
+    def members(self) -> tuple[tuple["Store", float], ...]:
+        """The stores of a mixture and their rates."""
+        folders = [(files.beside(self.folder, str(member["store"])), member) for member in self.manifest["mixture"]]
+        members = tuple((open_store(folder), float(member["rate"])) for folder, member in folders)
+        for (store, _), (_, member) in zip(members, folders, strict=True):
+            if "mixture" in store.manifest:
+                raise UserError(f"{store.folder}, of which {self.folder} is made, is a mixture itself")
+            if contents(store) != member["splits"]:
+                raise UserError(
+                    f"{store.folder} has changed since {self.folder} was made of it: make the mixture again"
+                )
+        return members
 
     def has(self, name: str) -> bool:
         """Whether there is anything to predict in a split."""
         return self.manifest["splits"][name]["predictions"] > 0
 
-    def split(self, name: str) -> Split:
+    def split(self, name: str) -> Split | Mixture:
         if name not in self.manifest["splits"]:
             raise UserError(f"{self.folder} has no split {name!r}: it has {', '.join(self.manifest['splits'])}")
-        entry = self.manifest["splits"][name]
         if not self.has(name):
             raise UserError(f"split {name!r} of {self.folder} is empty: prepare it from more documents")
+        if "mixture" in self.manifest:
+            return Mixture(tuple((store.split(name), rate) for store, rate in self.members if store.has(name)))
         try:
-            tokens = np.memmap(self.folder / f"{name}.tokens", self.manifest["dtype"], mode="r")
-            with np.load(self.folder / f"{name}.index.npz", allow_pickle=False) as index:
-                split = Split(tokens, index["offsets"], index["bytes"], index["words"])
-        except (OSError, ValueError, KeyError) as error:
+            return self._read(name)
+        except DAMAGE as error:
             raise UserError(f"{self.folder} is damaged ({error}): prepare it again with --overwrite") from error
-        if (
-            len(tokens) != entry["tokens"]
-            or len(split.offsets) != entry["documents"] + 1
-            or split.offsets[-1] != len(tokens)
-        ):
-            raise UserError(
-                f"{self.folder} is damaged: {name} does not match its manifest; prepare it again with --overwrite"
-            )
+
+    def _read(self, name: str) -> Split:
+        entry = self.manifest["splits"][name]
+        places = [files.join(self.folder, shard) for shard in shard_names(name, len(entry["shards"]))]
+        tokens = Shards(places, entry["shards"], self.manifest["dtype"])
+        tokens.check()
+        with np.load(io.BytesIO(files.read_bytes(files.join(self.folder, f"{name}.index.npz")))) as index:
+            split = Split(tokens, index["offsets"], index["bytes"], index["words"], self.manifest["contiguous"])
+        offsets, count = split.offsets, entry["documents"]
+        shapes = [array.shape for array in (offsets, split.bytes, split.words)]
+        if offsets.dtype != np.int64 or shapes != [(count + 1,), (count,), (count,)]:
+            raise ValueError(f"{name} does not match its manifest")
+        if offsets[0] != 0 or offsets[-1] != len(tokens) or np.any(offsets[1:] < offsets[:-1]):
+            raise ValueError(f"the documents of {name} do not follow one another")
         return split
+
+    def names(self, name: str) -> Iterator[str]:
+        """The names of a split's documents."""
+        with files.open_file(files.join(self.folder, f"{name}.names.jsonl")) as lines:
+            for line in lines:
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise UserError(f"{self.folder} is damaged ({name}.names.jsonl: {error})") from error
+
+
+def contents(store: Store) -> dict[str, str]:
+    """A hash of each split's tokens."""
+    return {name: entry["sha256"] for name, entry in store.manifest["splits"].items()}
+
+
+def shard_names(split: str, count: int) -> list[str]:
+    return [f"{split}-{i:05d}-of-{count:05d}.tokens" for i in range(count)]
+
+
+def is_store(folder: str | Path) -> bool:
+    return files.is_file(files.join(str(folder), MANIFEST))
 
 
 def open_store(folder: str | Path) -> Store:
     """Opens what `prepare` wrote."""
-    folder = Path(folder)
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise UserError(
-                f"{folder} has store format {manifest['format']}, this version reads {FORMAT}: prepare it again"
-            )
-    except FileNotFoundError:
+    folder = str(folder)
+    if not is_store(folder):
         raise UserError(
             f"no prepared data in {folder}: make it with python -m block_recurrent.prepare --output={folder}"
-        ) from None
-    except (ValueError, KeyError, OSError) as error:
-        raise UserError(
-            f"{folder}/manifest.json cannot be read ({error}): prepare it again with --overwrite"
-        ) from error
+        )
+    try:
+        manifest = json.loads(files.read_bytes(files.join(folder, MANIFEST)))
+        if manifest["format"] != FORMAT:
+            raise UserError(
+                f"{folder} has store format {manifest['format']}, this version reads {FORMAT}: "
+                "prepare it again with --overwrite"
+            )
+        check(manifest)
+    except DAMAGE as error:
+        raise UserError(f"{folder}/{MANIFEST} cannot be read ({error}): prepare it again with --overwrite") from error
     return Store(folder, manifest)
 
 
-class Index:
-    """What a split knows of its documents, gathered one by one."""
+def check(manifest: dict) -> None:
+    """Raises over what `prepare` never writes, above all tokens of a type that is no number.
 
-    def __init__(self, vocabulary: Vocabulary):
-        self.vocabulary = vocabulary
-        self.lengths, self.bytes, self.words = [], [], []
+    Stores are handed around: numpy would take a stranger's bytes for the addresses of objects.
+    """
+    mixture, vocabulary = manifest.get("mixture"), manifest["vocabulary"]
+    for name, entry in dict(manifest["splits"]).items():
+        shards = entry["shards"] if mixture is None else []
+        if name not in SPLITS or not all(map(is_count, [*(entry[key] for key in COUNTS), *shards])):
+            raise ValueError(f"the split {name!r} is none that prepare makes")
+    if not is_count(vocabulary["size"]) or not isinstance(vocabulary["kind"], str):
+        raise ValueError("no vocabulary")
+    if mixture is None:
+        if manifest["dtype"] not in TOKEN_TYPES or not isinstance(manifest["contiguous"], bool):
+            raise ValueError(f"tokens of type {manifest['dtype']!r}")
+    elif not mixture or not all(0 < float(part["rate"]) < math.inf and str(part["store"]) for part in mixture):
+        raise ValueError("a mixture of nothing")
 
-    def add(self, text: bytes, tokens: np.ndarray) -> None:
-        first = self.vocabulary.token_bytes(int(tokens[0])) if len(tokens) else b""
-        if not text.startswith(first):  # SentencePiece puts a space before the first word
-            first = first.lstrip(b" ")
-        self.lengths.append(len(tokens))
-        self.bytes.append(len(text) - len(first))
-        self.words.append(len(text.split()))
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {
-            "offsets": np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)]).astype(np.int64),
-            "bytes": np.asarray(self.bytes, np.int64),
-            "words": np.asarray(self.words, np.int64),
-        }
+def is_count(number: object) -> bool:
+    return type(number) is int and number >= 0
+
+
+def token_type(vocabulary: Vocabulary) -> np.dtype:
+    return np.dtype(TOKEN_TYPES[vocabulary.size > 1 << 16])
+
+
+LONGEST_WORD = 1 << 12
+WHITESPACE = np.isin(np.arange(256), list(b" \t\n\r\x0b\f"))
+
+
+def count_words(text: bytes, stretch: int = 1 << 20) -> int:
+    """len(text.split()) in flat memory: words are counted where they begin."""
+    content, before, count = np.frombuffer(text, np.uint8), True, 0
+    for at in range(0, len(content), stretch):
+        blank = WHITESPACE[content[at : at + stretch]]
+        count += int(np.count_nonzero(~blank[1:] & blank[:-1])) + int(before and not blank[0])
+        before = bool(blank[-1])
+    return count
+
+
+def bytes_after_first(text: bytes, tokens: np.ndarray, vocabulary: Vocabulary) -> int:
+    """Bytes of a text that are predicted: all but those of its first token."""
+    first = vocabulary.token_bytes(int(tokens[0])) if len(tokens) else b""
+    if not text.startswith(first):  # SentencePiece puts a space before the first word
+        first = first.lstrip(b" ")
+    if not text.startswith(first):  # a word that is not in the vocabulary, or a mark that is not in the text
+        first = b"" if tokens[0] == vocabulary.separator else text[:LONGEST_WORD].split(maxsplit=1)[0]
+    return len(text) - len(first)
 
 
 def split_in_memory(texts: Iterable[bytes], vocabulary: Vocabulary) -> Split:
     """A split of texts at hand, without a store."""
-    index, tokens = Index(vocabulary), [np.zeros(0, np.int32)]
+    tokens, counts = [np.zeros(0, np.int32)], []
     for text in texts:
-        tokens.append(vocabulary.encode(text.decode()))
-        index.add(text, tokens[-1])
-    return Split(tokens=np.concatenate(tokens), **index.arrays())
-
-
-def write_store(
-    folder: Path, splits: dict[str, Iterable[tuple[bytes, np.ndarray]]], vocabulary: Vocabulary, about: dict
-) -> Store:
-    """Writes (text, tokens) of every split under a temporary name, then renames: a killed prepare leaves no store."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.{os.getpid()}.", suffix=".partial", dir=folder.parent))
-    partial.chmod(0o755)
-    try:
-        manifest = write_splits(partial, splits, vocabulary, about)
-        if folder.exists():
-            folder.rename(partial / "replaced")
-        partial.rename(folder)
-        shutil.rmtree(folder / "replaced", ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return Store(folder, manifest)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what killed prepares of this store left, by the process in its name; those still running keep theirs."""
-    for leftover in folder.parent.glob(f".{folder.name}.*.*.partial"):
-        try:
-            os.kill(int(leftover.name.removeprefix(f".{folder.name}.").partition(".")[0]), 0)
-        except ProcessLookupError:
-            shutil.rmtree(leftover, ignore_errors=True)
-        except (ValueError, PermissionError):
-            continue
-
-
-def write_splits(partial: Path, splits: dict, vocabulary: Vocabulary, about: dict) -> dict:
-    """Writes the files of a store into a folder and returns its manifest, which is written last."""
-    dtype = np.dtype("<u2" if vocabulary.size <= 1 << 16 else "<u4")
-    manifest = {"format": FORMAT, **about, "dtype": dtype.str, "splits": {}}
-    manifest["vocabulary"] = {"kind": vocabulary.kind, "size": vocabulary.size, "sha256": vocabulary.identity}
-    for name, documents in splits.items():
-        index, digest = Index(vocabulary), hashlib.sha256()
-        with open(partial / f"{name}.tokens", "wb") as file:
-            for text, tokens in documents:
-                content = tokens.astype(dtype).tobytes()
-                file.write(content)
-                digest.update(len(content).to_bytes(8, "little") + content)
-                index.add(text, tokens)
-        np.savez(partial / f"{name}.index.npz", **index.arrays())
-        manifest["splits"][name] = {
-            "documents": len(index.lengths),
-            "tokens": sum(index.lengths),
-            "predictions": sum(max(length - 1, 0) for length in index.lengths),
-            "bytes": sum(index.bytes),
-            "words": sum(index.words),
-            "sha256": digest.hexdigest(),
-        }
-    if not manifest["splits"]["train"]["predictions"]:
-        raise UserError("the corpus is empty: there is no text in its training documents")
-    vocabulary.save(partial)
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=2))
-    return manifest
+        tokens.append(vocabulary.encode(text))
+        counts.append((len(tokens[-1]), bytes_after_first(text, tokens[-1], vocabulary), count_words(text)))
+    lengths, sizes, words = np.asarray(counts, np.int64).reshape(-1, 3).T
+    return Split(np.concatenate(tokens), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), sizes, words)

@@ -1,12 +1,16 @@
-"""seqio Tasks over the sources: the one place that knows TensorFlow."""
+"""The corpora as seqio Tasks and Mixtures: the one place that knows TensorFlow.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+`prepare` reads the sources itself, in many processes without TensorFlow; here are the same documents and the same
+tokens for whatever is built on seqio, from the raw corpus or from a store.
+"""
 
-import numpy as np
+from collections.abc import Callable, Iterator, Mapping
 
-from block_recurrent.data.sources import Source
+from block_recurrent.data.documents import SPLITS, Dropped, Source
+from block_recurrent.data.registry import TASKS
+from block_recurrent.data.store import Store, is_store, open_store
 from block_recurrent.data.vocabulary import Vocabulary
+from block_recurrent.errors import UserError
 from block_recurrent.quiet import import_tensorflow, quiet_stderr
 
 tf = import_tensorflow()
@@ -14,40 +18,77 @@ with quiet_stderr():
     import seqio
 
 
-@dataclass(frozen=True)
-class TokenisedDocument:
-    name: str
-    text: bytes
-    tokens: np.ndarray  # [length] int32
+def register(name: str, source: Source, vocabulary: Vocabulary) -> seqio.Task:
+    """A Task over a raw corpus, its examples whole documents: name, text, targets.
+
+    Where the corpus has no splits of its own, all documents are in "train": a store is what chooses them.
+    """
+    if hasattr(source, "fragments"):
+        raise UserError(f"{name}: its documents are scattered over tables: prepare a store, and register that")
+    units = source.units()
+
+    def documents(split: str) -> Iterator[dict]:
+        for unit in units:
+            if (unit.split or "train") == split:
+                for document in source.read(unit, Dropped()):
+                    yield {"name": document.name, "text": document.text}
+
+    text = tf.TensorSpec((), tf.string)
+    preprocessors = [
+        lambda dataset: dataset.map(lambda example: {**example, "targets": example["text"]}),
+        seqio.preprocessors.tokenize,
+    ]
+    splits = [split for split in SPLITS if any((unit.split or "train") == split for unit in units)]
+    return add(name, documents, {"name": text, "text": text}, splits, preprocessors, vocabulary)
 
 
-def register(source: Source, vocabulary: Vocabulary) -> seqio.Task:
-    """Registers a source with seqio under its name, its examples whole documents: name, text, targets."""
-    seqio.TaskRegistry.remove(source.name)
+def register_store(name: str, store: Store) -> seqio.Task:
+    """A Task over a prepared store: name, targets."""
 
+    def documents(split: str) -> Iterator[dict]:
+        part = store.split(split)
+        for i, document in enumerate(store.names(split)):
+            yield {"name": document, "targets": part.tokens[part.offsets[i] : part.offsets[i + 1]].astype("int32")}
+
+    signature = {"name": tf.TensorSpec((), tf.string), "targets": tf.TensorSpec([None], tf.int32)}
+    return add(name, documents, signature, [split for split in SPLITS if store.has(split)], [], store.vocabulary)
+
+
+def register_prepared(folder: str = "data") -> list[str]:
+    """Registers every store below a folder that `prepare` made under its task's name: `data/pg19_bytes`, ..."""
+    stores = {name: f"{folder}/{name}" for name in TASKS if is_store(f"{folder}/{name}")}
+    for name, place in stores.items():
+        register_store(name, open_store(place))
+    return list(stores)
+
+
+def add(
+    name: str,
+    documents: Callable[[str], Iterator[dict]],
+    signature: dict,
+    splits: list[str],
+    preprocessors: list,
+    vocabulary: Vocabulary,
+) -> seqio.Task:
     def examples(split: str, shuffle_files: bool = False, seed: int | None = None) -> tf.data.Dataset:
         del shuffle_files, seed  # the row stream shuffles whole documents, reproducibly
-        text = tf.TensorSpec((), tf.string)
-        return tf.data.Dataset.from_generator(
-            lambda: ({"name": document.name, "text": document.text()} for document in source.splits[split]),
-            output_signature={"name": text, "text": text},
-        )
+        return tf.data.Dataset.from_generator(lambda: documents(split), output_signature=signature)
 
+    seqio.TaskRegistry.remove(name)
     return seqio.TaskRegistry.add(
-        source.name,
-        source=seqio.FunctionDataSource(examples, splits=tuple(source.splits)),
-        preprocessors=[
-            lambda dataset: dataset.map(lambda example: {**example, "targets": example["text"]}),
-            seqio.preprocessors.tokenize,
-        ],
+        name,
+        source=seqio.FunctionDataSource(examples, splits=splits),
+        preprocessors=preprocessors,
         output_features={"targets": seqio.Feature(vocabulary.as_seqio(), add_eos=False)},
     )
 
 
-def tokenised_documents(source: Source, vocabulary: Vocabulary, split: str) -> Iterator[TokenisedDocument]:
-    """The documents of a split, in the source's order."""
-    for document in source.splits[split]:
-        document.text()  # a file that cannot be read is reported here, by name, and not from inside tf.data
-    task = register(source, vocabulary)
-    for example in task.get_dataset(None, split, shuffle=False).as_numpy_iterator():
-        yield TokenisedDocument(example["name"].decode(), example["text"], example["targets"])
+def register_mixture(name: str, stores: Mapping[str, tuple[Store, float]]) -> seqio.Mixture:
+    """A Mixture of stores with rates, each also a Task of its own; seqio refuses different vocabularies."""
+    for task, (store, _) in stores.items():
+        register_store(task, store)
+    seqio.MixtureRegistry.remove(name)
+    try:
+        return seqio.MixtureRegistry.add(name, [(task, rate) for task, (_, rate) in stores.items()])
+    except ValueError as error:
+        raise UserError(f"these stores cannot be mixed: {error}") from error

@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 
 from block_recurrent.data.rows import RowStream
-from block_recurrent.data.store import Split
+from block_recurrent.data.store import Mixture, Split
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,16 @@ class Score:
         except (OverflowError, ZeroDivisionError):
             return math.inf
 
+    @property
+    def perplexity(self) -> float:
+        """exp(nats per token): the figure of corpora of words, ends of lines counted."""
+        return 2.0 ** min(self.bits_per_token, 1000.0)
+
     def to_json(self) -> dict:
         return {
             "bits_per_token": self.bits_per_token,
             "bits_per_byte": self.bits_per_byte,
+            "perplexity": self.perplexity,
             "word_perplexity": self.word_perplexity if math.isfinite(self.word_perplexity) else None,
             "nats": self.nats,
             "tokens": self.tokens,
@@ -53,7 +59,11 @@ class Score:
 
 
 class Evaluator:
-    """Evaluates a model, compiled once: `score = evaluator(params, split)`."""
+    """Evaluates a model, compiled once: `score = evaluator(params, split)`.
+
+    A running text is cut into a stretch for each row, which costs the first tokens of each their past, unless it is to
+    be `uncut`.
+    """
 
     def __init__(
         self,
@@ -62,8 +72,10 @@ class Evaluator:
         segment: int,
         place: Callable = lambda batch: batch,
         local: tuple[int, ...] | None = None,
+        uncut: bool = False,
     ):
-        self.model, self.rows, self.segment, self.place, self.local = model, rows, segment, place, local
+        self.model, self.rows, self.segment, self.place = model, rows, segment, place
+        self.streaming = {"shuffle": False, "epochs": 1, "local": local, "uncut": uncut}
 
         def total(params, batch, memory):
             losses, memory = model.apply(
@@ -75,12 +87,11 @@ class Evaluator:
         self._initial = jax.jit(lambda: model.initial_state(rows))
 
     def __call__(
-        self, params, split: Split, batches: int | None = None, progress: Callable = lambda done, total: None
+        self, params, split: Split | Mixture, batches: int | None = None, progress: Callable = lambda done, total: None
     ) -> Score:
         """The whole split, or its first `batches` batches."""
-        stream = RowStream(split, self.rows, self.segment, self.model.block, shuffle=False, epochs=1, local=self.local)
-        lengths = split.lengths[stream.documents]
-        predictions = int(np.sum(lengths - 1))
+        stream = RowStream(split, self.rows, self.segment, self.model.block, **self.streaming)
+        predictions = stream.predictions
         memory, cursor, sums = self._initial(), stream.begin(), []
         while not stream.finished(cursor) and (batches is None or len(sums) < batches):
             batch, cursor = stream.read(cursor)
@@ -93,7 +104,7 @@ class Evaluator:
         return Score(
             nats=float(nats),
             tokens=int(tokens),
-            documents=cursor.upcoming,
-            bytes_per_token=float(np.sum(split.bytes[stream.documents]) / predictions),
-            words_per_token=float(np.sum(split.words[stream.documents]) / predictions),
+            documents=sum(cursor.upcoming),
+            bytes_per_token=sum(int(np.sum(part.split.bytes[part.whole])) for part in stream.parts) / predictions,
+            words_per_token=sum(int(np.sum(part.split.words[part.whole])) for part in stream.parts) / predictions,
         )

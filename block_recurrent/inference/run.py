@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.checkpoints import Checkpoints
-from block_recurrent.data.store import Store, open_store
+from block_recurrent.data import files
+from block_recurrent.data.store import Store, contents, open_store
 from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
 from block_recurrent.errors import UserError
 
@@ -24,24 +25,24 @@ def save_run(workdir: Path, store: Store, command: str) -> None:
     """Notes how a run was started, on which data, with which vocabulary; refuses other data than it began with."""
     about = {
         "command": command,
-        "store": str(store.folder.absolute()),
+        "store": files.absolute(store.folder),
         "splits": contents(store),
         "vocabulary": store.manifest["vocabulary"],
     }
     file = workdir / RUN
     if file.exists():
         before = read_about(workdir)
-        if before["splits"]["train"] != about["splits"]["train"] or before["vocabulary"] != about["vocabulary"]:
+        if before["vocabulary"] != about["vocabulary"]:
+            raise UserError(
+                f"{store.folder} has another vocabulary than {workdir} was trained with: prepare it with the run's "
+                "own, or choose another --workdir"
+            )
+        if before["splits"]["train"] != about["splits"]["train"]:
             raise UserError(
                 f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
             )
     store.vocabulary.save(workdir)
     file.write_text(json.dumps(about, indent=2))
-
-
-def contents(store: Store) -> dict[str, str]:
-    """A hash of each split's tokens."""
-    return {name: entry["sha256"] for name, entry in store.manifest["splits"].items()}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Run:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        return saved_vocabulary(self.about["vocabulary"]["kind"], self.workdir)
+        return saved_vocabulary(self.about["vocabulary"], self.workdir)
 
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:

@@ -77,7 +77,8 @@ def train(
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
 
-    with StopRequest() as stop, closing(checkpoints), closing(report):
+    batches = stream.ahead(cursor, trainer.place)
+    with StopRequest() as stop, closing(checkpoints), closing(report), closing(batches):
         while True:
             due = held_out is not None and evaluated < step and (step % evaluate_every == 0 or step == steps)
             if due and not stop.requested:
@@ -97,7 +98,7 @@ def train(
                 )
             if step >= steps:
                 break
-            batch, cursor = stream.read(cursor)
+            batch, cursor = next(batches)
             state, step_metrics = trainer.step(state, batch)
             step += 1
             metrics.push(step, step_metrics)

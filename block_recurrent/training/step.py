@@ -105,8 +105,13 @@ class Trainer:
         return tuple(sorted({row for (rows,) in mine for row in range(self.rows)[rows]}))
 
     def place(self, batch: Batch) -> Batch:
-        """Puts this process's rows on its devices, as part of the global batch."""
-        return {name: jax.make_array_from_process_local_data(self.batch_sharding, rows) for name, rows in batch.items()}
+        """Puts this process's rows on its devices, as part of the global batch; what is there already stays."""
+        return {
+            name: rows
+            if isinstance(rows, jax.Array)
+            else jax.make_array_from_process_local_data(self.batch_sharding, rows)
+            for name, rows in batch.items()
+        }
 
 
 def is_boxed(value: Any) -> bool:

@@ -1,21 +1,24 @@
-"""Preparing: sources, vocabularies, and a store that is either whole or not there."""
+"""Preparing: sources, and a store that is either whole or not there."""
 
+import errno
 import json
 import os
-import signal
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import sentencepiece
 
-from block_recurrent.data import sources
-from block_recurrent.data.store import open_store, split_in_memory
+from block_recurrent.data import files, sources
+from block_recurrent.data.documents import Dropped
+from block_recurrent.data.github import GitHubParquet
+from block_recurrent.data.registry import TASKS
+from block_recurrent.data.rows import RowStream
+from block_recurrent.data.store import contents, open_store, split_in_memory
 from block_recurrent.data.vocabulary import ByteVocabulary, vocabulary
-from block_recurrent.errors import UserError
-from block_recurrent.prepare import prepare
+from block_recurrent.errors import MISTAKE, UserError, run_command
+from block_recurrent.prepare import main, prepare
 
 TEXTS = {f"{i}.txt": f"Document {i}: naïve façade\n\tand more {'words ' * i}" for i in range(8)}
 
@@ -29,8 +32,7 @@ def folder(tmp_path):
 
 
 def store_of(folder, **changes):
-    options = {"task": "text_files", "files": str(folder), "vocabulary_name": "bytes", "overwrite": False}
-    return prepare(output=folder.parent / "store", **{**options, **changes})
+    return prepare(**{"task": "text_files", "input": str(folder), "output": folder.parent / "store", **changes})
 
 
 def documents_in(store):
@@ -74,6 +76,54 @@ def test_overwrite_never_removes_what_is_not_a_store(folder):
     assert (folder.parent / "store" / "precious").exists()
 
 
+@pytest.mark.parametrize("precious", [Path.mkdir, lambda path: path.symlink_to("/nowhere")])
+def test_a_folder_of_links_or_folders_is_not_replaced(folder, precious):
+    (folder.parent / "store").mkdir()
+    precious(folder.parent / "store" / "precious")
+    with pytest.raises(UserError, match="no prepared store"):
+        store_of(folder)
+    assert os.path.lexists(folder.parent / "store" / "precious")
+
+
+def test_an_empty_folder_of_training_texts_is_refused(tmp_path):
+    (tmp_path / "texts" / "train").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no files in .*train"):
+        store_of(tmp_path / "texts")
+
+
+@pytest.mark.parametrize("content", ["", "just text"])
+def test_a_vocabulary_that_is_no_model_is_refused(folder, tmp_path, content):
+    (tmp_path / "vocabulary.model").write_text(content)
+    with pytest.raises(UserError, match="cannot be read as a SentencePiece model"):
+        store_of(folder, vocabulary=str(tmp_path / "vocabulary.model"))
+
+
+def test_a_home_folder_is_known_by_its_sign(folder, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.chdir(folder)
+    main(["--task=text_files", "--input=~/texts", "--output=~/store", "--workers=1"])
+    main(["--mixture=~/store=1", "--output=~/mixed"])
+    assert open_store(folder.parent / "store") and open_store(folder.parent / "mixed").split("train")
+    assert not (folder / "~").exists()
+
+
+def test_names_that_are_not_utf8(folder):
+    (folder / os.fsdecode(b"\xff.txt")).write_text("good text")
+    (folder / os.fsdecode(b"\xfe.txt")).write_bytes(b"bad\0text")
+    output = folder.parent / os.fsdecode(b"store\xff")
+    main(["--task=text_files", f"--input={folder}", f"--output={output}", "--workers=1"])
+    store = open_store(output)
+    assert "\\udcff.txt" in [name for split in store.manifest["splits"] for name in store.names(split)]
+    (bad,) = store.manifest["dropped"]["NUL bytes"]["examples"]
+    assert bad.endswith("\\udcfe.txt") and bad.encode()
+
+
+def test_a_dollar_in_the_name_of_a_store_is_no_formula(folder):
+    output = folder.parent / "cost$\\foo$"
+    main(["--task=text_files", f"--input={folder}", f"--output={output}", "--workers=1"])
+    assert (output / "lengths.png").is_file()
+
+
 def test_own_splits_are_kept(tmp_path):
     for split in sources.SPLITS:
         (tmp_path / "texts" / split).mkdir(parents=True)
@@ -84,16 +134,29 @@ def test_own_splits_are_kept(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["*.txt", "[0-3].txt"])
 def test_globs(folder, pattern):
-    documents = [d for part in sources.text_files(str(folder / pattern)).splits.values() for d in part]
-    assert len(documents) == len(list(folder.glob(pattern)))
+    source = sources.TextFiles(str(folder / pattern))
+    named = [document.name for unit in source.units() for document in source.read(unit, Dropped())]
+    assert named == sorted(file.name for file in folder.glob(pattern))
+
+
+def test_wildcards_follow_no_links(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.txt").write_text("secret")
+    (folder / "folder").symlink_to(tmp_path / "elsewhere")
+    (folder / "link.txt").symlink_to(tmp_path / "elsewhere" / "secret.txt")
+    for pattern in ("**", "**/*.txt", "*.txt"):
+        source = sources.TextFiles(str(folder / pattern))
+        assert {Path(place).name for unit in source.units() for place in unit.places} == set(TEXTS)
+    assert sources.TextFiles(str(folder / "link.txt")).units(), "asked for by name"
+    assert sources.TextFiles(str(folder / "folder" / "*.txt")).units(), "asked for by name"
 
 
 def test_missing_files_and_empty_corpora_are_refused(tmp_path):
     with pytest.raises(UserError, match="no files in"):
-        sources.text_files(str(tmp_path / "nothing" / "*.txt"))
+        sources.TextFiles(str(tmp_path / "nothing" / "*.txt")).units()
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "empty.txt").touch()
-    with pytest.raises(UserError, match="corpus is empty"):
+    with pytest.raises(UserError, match=r"corpus is empty.*dropped: 1 empty"):
         store_of(tmp_path / "texts")
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
@@ -106,41 +169,6 @@ def test_a_split_without_anything_to_predict_is_empty(tmp_path):
     assert store.has("train") and not store.has("validation") and not store.has("test")
     with pytest.raises(UserError, match=r"split 'test' of .* is empty"):
         store.split("test")
-
-
-def test_text_that_is_not_utf8_is_named_with_its_place(folder):
-    (folder / "bad.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(UserError, match=r"bad.txt is not UTF-8: byte 0xe9 at offset 3"):
-        store_of(folder)
-    assert [path.name for path in folder.parent.iterdir()] == ["texts"], "nothing half-written is left"
-
-
-def test_a_killed_prepare_leaves_no_store(folder, tmp_path):
-    """Killed for real while the tokens are being written."""
-    program = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from block_recurrent.data.store import write_store\n"
-        "from block_recurrent.data.vocabulary import ByteVocabulary\n"
-        "def documents():\n"
-        "    yield b'abc', ByteVocabulary().encode('abc')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "write_store(Path(sys.argv[1]), {'train': documents()}, ByteVocabulary(), {'task': 'x', 'fingerprint': 'x'})\n"
-    )
-    output = tmp_path / "store"
-    died = subprocess.run([sys.executable, "-c", program, str(output)], env={**os.environ, "PYTHONPATH": os.getcwd()})
-    assert died.returncode == -signal.SIGKILL
-    assert not output.exists() and list(tmp_path.glob(".store.*.partial"))
-    store_of(folder)
-    assert not list(tmp_path.glob(".store.*.partial"))
-
-
-def test_bytes_agree_with_seqio():
-    ours, theirs = ByteVocabulary(), ByteVocabulary().as_seqio()
-    text = "naïve\n\t\x00 façade 漢字"
-    assert ours.size == theirs.vocab_size
-    assert ours.encode(text).tolist() == theirs.encode(text)
-    assert ours.decode(ours.encode(text)) == text
 
 
 @pytest.fixture(scope="session")
@@ -163,35 +191,87 @@ def sentencepiece_model(tmp_path_factory):
     return folder / "tiny.model"
 
 
-def test_sentencepiece(folder, sentencepiece_model):
-    ours = vocabulary(str(sentencepiece_model))
-    text = "The quick brown fox, 漢字."
-    tokens = ours.encode(text)
-    assert tokens.tolist() == ours.as_seqio().encode(text)
-    streamed = b"".join(ours.token_bytes(int(token)) for token in tokens).decode()
-    assert streamed == " " + text and ours.decode(tokens) == text
-    split = split_in_memory([text.encode()], ours)
-    assert split.bytes[0] == len(text.encode()) - len(ours.token_bytes(int(tokens[0])).strip())
-    store, _ = store_of(folder, vocabulary_name=str(sentencepiece_model))
+def test_a_store_of_sentencepiece_tokens(folder, sentencepiece_model):
+    ours = vocabulary(sentencepiece_model)
+    text = "The quick brown fox, 漢字.".encode()
+    first = ours.token_bytes(int(ours.encode(text)[0])).strip()  # without the blank that the model puts before it
+    assert split_in_memory([text], ours).bytes[0] == len(text) - len(first)
+    store, _ = store_of(folder, vocabulary=str(sentencepiece_model))
     assert store.vocabulary.identity == ours.identity
     assert open_store(store.folder).manifest["vocabulary"]["size"] == ours.size
 
 
-def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path):
-    (tmp_path / "x.model").write_text("not a model")
-    with pytest.raises(UserError, match="cannot be read as a SentencePiece model"):
-        vocabulary(str(tmp_path / "x.model"))
-
-
 def test_a_damaged_store_is_refused(folder):
     store, _ = store_of(folder)
-    with open(store.folder / "train.tokens", "ab") as file:
+    with open(f"{store.folder}/train-00000-of-00001.tokens", "ab") as file:
         file.write(b"xx")
-    with pytest.raises(UserError, match="does not match its manifest"):
+    with pytest.raises(UserError, match=r"is damaged \(train-00000-of-00001.tokens has \d+ tokens instead of"):
         open_store(store.folder).split("train")
-    (store.folder / "manifest.json").write_text("{")
+    Path(store.folder, "manifest.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         open_store(store.folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: manifest.update(dtype="O"),
+        lambda manifest: manifest.update(dtype="V0"),
+        lambda manifest: manifest.update(splits=["train"]),
+        lambda manifest: manifest.update(splits={"../train": manifest["splits"]["train"]}),
+        lambda manifest: manifest.update(vocabulary=None),
+        lambda manifest: manifest["splits"].update(train=None),
+        lambda manifest: manifest["splits"]["train"].update(documents="6"),
+        lambda manifest: manifest["splits"]["train"].update(shards=9),
+        lambda manifest: manifest["splits"]["train"].update(shards=[-1]),
+        lambda manifest: manifest["splits"]["train"].pop("predictions"),
+        lambda manifest: manifest.update(mixture=[]),
+        lambda manifest: manifest.update(mixture=[{"store": ".", "rate": -1, "splits": {}}]),
+        lambda manifest: manifest.update(
+            mixture=[
+                {
+                    "store": ".",
+                    "rate": 1,
+                    "splits": {name: entry["sha256"] for name, entry in manifest["splits"].items()},
+                }
+            ]
+        ),
+    ],
+)
+def test_a_manifest_that_prepare_would_not_write_is_refused(folder, change):
+    store, _ = store_of(folder)
+    change(store.manifest)
+    Path(store.folder, "manifest.json").write_text(json.dumps(store.manifest))
+    with pytest.raises(UserError):
+        open_store(store.folder).split("train")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: {**index, "offsets": np.array([print], object)},
+        lambda index: {**index, "offsets": index["offsets"][[0, 2, 1, *range(3, len(index["offsets"]))]]},
+        lambda index: {**index, "offsets": index["offsets"].astype(float)},
+        lambda index: {**index, "bytes": index["bytes"][:1]},
+        lambda index: {key: values for key, values in index.items() if key != "words"},
+    ],
+)
+def test_an_index_that_prepare_would_not_write_is_refused(folder, change):
+    store, _ = store_of(folder)
+    place = f"{store.folder}/train.index.npz"
+    np.savez(place, **change(dict(np.load(place))))
+    with pytest.raises(UserError, match="is damaged"):
+        open_store(store.folder).split("train")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "train.index.npz", "train.names.jsonl"])
+@pytest.mark.parametrize("keep", [0, 0.5])
+def test_a_store_that_was_cut_short_is_refused(folder, name, keep):
+    store, _ = store_of(folder)
+    place = Path(store.folder, name)
+    place.write_bytes(place.read_bytes()[: round(keep * place.stat().st_size)])
+    with pytest.raises(UserError, match=r"damaged|cannot be read"):
+        main([f"--show={store.folder}", "--document=5"])
 
 
 def test_in_memory_split_equals_the_store(folder):
@@ -203,17 +283,244 @@ def test_in_memory_split_equals_the_store(folder):
     ]
     again = split_in_memory(texts, store.vocabulary)
     for name in ("tokens", "offsets", "bytes", "words"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(split, name))
+        np.testing.assert_array_equal(getattr(again, name)[:], getattr(split, name)[:])
 
 
-def test_python_stdlib_is_split_by_top_level_name():
-    source = sources.python_stdlib()
-    names = {split: {document.name for document in documents} for split, documents in source.splits.items()}
+def test_python_stdlib_is_one_document_per_top_level_name(tmp_path):
+    source = sources.PythonStdlib()
+    texts = {document.name: document.text for unit in source.units() for document in source.read(unit, Dropped())}
+    assert texts["json"].startswith(Path(json.__file__).read_bytes())
+    assert b"class JSONDecoder" in texts["json"] and {"asyncio", "abc"} <= set(texts)
+
+
+def test_words_counted_from_the_training_text(tmp_path, capsys):
+    """A small corpus in the Penn Treebank's form: its counts differ from the published ones, and that is told."""
+    for split, text in {"train": " a b a \n c <unk> \n", "valid": " a c \n", "test": " d b \n"}.items():
+        (tmp_path / f"ptb.{split}.txt").write_text(text)
+    main(["--task=ptb_words", f"--input={tmp_path}", f"--output={tmp_path}/store", "--workers=1"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "not as published: train has 7 tokens, published are 929,589" in told
+    assert "the vocabulary has 5 entries, published are 10,000" in told
+    store = open_store(tmp_path / "store")
+    assert store.vocabulary.words == [b"<eos>", b"a", b"<unk>", b"b", b"c"]
+    assert store.manifest["contiguous"] and store.split("train").contiguous
+    assert list(documents_in(store)) == ["a b a\nc <unk>\n", "a c\n", "<unk> b\n"]
+    assert store.split("test").bytes.tolist() == [len(" b\n")], "all but the first word, though it is unknown"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "say what to do"),
+        (["--task=pg19_byte"], "no task 'pg19_byte' (did you mean pg19_bytes?)"),
+        (["--task=pg19_bytes"], "--task=pg19_bytes needs --input: PG19's folder"),
+        (["--task=pg19_tokens", "--input=x"], "needs --vocabulary=PATH"),
+        (["--task=pg19_bytes", "--input=x", "--vocabulary={list}"], "is made of bytes: --vocabulary="),
+        (["--task=python_stdlib", "--input=x"], "--input does not go with --task=python_stdlib"),
+        (["--task=arxiv_math_bytes", "--input=x"], "needs --metadata"),
+        (["--task=text_files", "--input=x", "--workers=0"], "--workers=0"),
+        (["--task=text_files", "--input=x", "--beam.project=p"], "goes with --runner"),
+        (["--show=nowhere"], "no prepared data in nowhere"),
+        (["--mixture=data/x", "--output=y"], "give STORE=RATE"),
+        (["--train_vocabulary=x.model"], "needs --task"),
+        (["--train_vocabulary=x.txt", "--task=python_stdlib"], "ends in .model"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, told, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("<eos>\na\n")
+    with pytest.raises(SystemExit) as code:
+        run_command(main, [argument.format(list=tmp_path / "words.txt") for argument in arguments])
+    error = capsys.readouterr().err
+    assert code.value.code == MISTAKE
+    assert told in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["words.txt"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_disk_that_takes_no_more_is_told_in_one_line(number, folder, monkeypatch, capsys):
+    def write(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "write_bytes", write)
+    with pytest.raises(SystemExit) as code:
+        run_command(main, ["--task=text_files", f"--input={folder}", f"--output={folder.parent}/store", "--workers=1"])
+    error = capsys.readouterr().err
+    assert code.value.code == MISTAKE and "give the same command again" in error and error.count("\n") == 1
+
+
+def test_the_list_names_every_task_with_what_it_needs(capsys):
+    main(["--list"])
+    told = capsys.readouterr().out
     assert (
-        not names["train"] & names["validation"]
-        and not names["train"] & names["test"]
-        and not names["validation"] & names["test"]
+        all(name in told for name in TASKS) and "arXiv_src_YYMM_NNN.tar" in told and "gs://deepmind-gutenberg" in told
     )
-    json_package = next(d for part in source.splits.values() for d in part if d.name == "json")
-    assert [file.name for file in json_package.files][:2] == ["__init__.py", "decoder.py"]
-    assert json_package.text().startswith(Path(json.__file__).read_bytes())
+
+
+def test_the_number_of_cores_is_found_on_macos_too(capsys, monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    main(["--list"])
+    assert "pg19_bytes" in capsys.readouterr().out
+
+
+def test_a_document_is_shown_with_its_segments_and_blocks(tmp_path, capsys):
+    (tmp_path / "texts" / "train").mkdir(parents=True)
+    for i in range(6):
+        (tmp_path / "texts" / "train" / f"{i}.txt").write_text(f"the letters of {i}: " + "abcdefgh" * 3)
+    store, _ = store_of(tmp_path / "texts")
+    main(["--show", store.folder, "--document", "3", "--segment=32", "--block=16", "--blocks=0"])
+    assert [line.rstrip("=- ") for line in capsys.readouterr().out.splitlines()] == [
+        "document 3 of train: train/3.txt",
+        "42 tokens: 2 segments of 32, 3 blocks of 16",
+        "== segment 0",
+        "-- block 0: tokens 0 to 15",
+        "the letters of 3",
+        "-- block 1: tokens 16 to 31",
+        ": abcdefghabcdef",
+        "== segment 1",
+        "-- block 2: tokens 32 to 41, then 6 of padding",
+        "ghabcdefgh",
+    ]
+    main(["--show", store.folder, "--document", "3", "--segment=32", "--block=16", "--blocks=1"])
+    assert "... 2 more blocks: --blocks=0 prints all" in capsys.readouterr().out
+    with pytest.raises(UserError, match="has documents 0 to 5: there is no 9"):
+        main(["--show", store.folder, "--document", "9"])
+    with pytest.raises(UserError, match="is not a multiple of"):
+        main(["--show", store.folder, "--segment=30", "--block=16"])
+
+
+def test_a_vocabulary_is_trained_from_a_corpus_and_used(folder, tmp_path, capsys):
+    texts = "".join(f"line {i}:\tnaïve façade and more words\n\n" for i in range(400))
+    (folder / "long.txt").write_text(texts)
+    model = tmp_path / "mine.model"
+    main([f"--train_vocabulary={model}", "--size=330", "--task=text_files", f"--input={folder}"])
+    assert "use it with --vocabulary=" in capsys.readouterr().out
+    store, _ = store_of(folder, vocabulary=str(model))
+    assert store.manifest["vocabulary"] == {"kind": "sentencepiece", "size": 330, "sha256": vocabulary(model).identity}
+    assert texts in set(documents_in(store)), "newlines and tabs survive"
+    with pytest.raises(UserError, match="exists already"):
+        main([f"--train_vocabulary={model}", "--size=330", "--task=text_files", f"--input={folder}"])
+
+
+@pytest.fixture(scope="module")
+def two_stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    for name, letter in (("first", "a"), ("second", "b")):
+        (folder / "texts" / name).mkdir(parents=True)
+        for i in range(8):
+            (folder / "texts" / name / f"{i}.txt").write_text(letter * (20 + i))
+        prepare("text_files", folder / name, input=str(folder / "texts" / name))
+    return folder
+
+
+def test_a_mixture_of_stores_is_a_store(two_stores, tmp_path):
+    main([f"--mixture={two_stores}/first=3,{two_stores}/second=1", f"--output={tmp_path}/both"])
+    store = open_store(tmp_path / "both")
+    stream = RowStream(store.split("train"), rows=2, segment=16, block=1)
+    cursor, counts = stream.begin(), {"a": 0, "b": 0}
+    for _ in range(100):
+        batch, cursor = stream.read(cursor)
+        for letter in counts:
+            counts[letter] += int(np.sum(batch["targets"][batch["weights"] > 0] == ord(letter) + 3))
+    assert abs(counts["a"] / sum(counts.values()) - 0.75) < 0.03
+    held_out = store.split("validation")
+    seen = [batch["weights"].sum() for batch in RowStream(held_out, 2, 16, 1, shuffle=False, epochs=1)]
+    assert sum(seen) == store.manifest["splits"]["validation"]["predictions"]
+
+
+def test_a_store_is_in_a_mixture_once(two_stores, tmp_path):
+    with pytest.raises(UserError, match="there twice"):
+        main([f"--mixture={two_stores}/first=1,{two_stores}/first/=2", f"--output={tmp_path}/both"])
+
+
+def test_stores_of_any_name_mix(two_stores, tmp_path):
+    shutil.copytree(two_stores / "first", tmp_path / "my 'first' [é]")
+    main([f"--mixture={tmp_path}/my 'first' [é]=1,{two_stores}/second=1", f"--output={tmp_path}/both"])
+    assert open_store(tmp_path / "both").split("train")
+
+
+def test_a_mixture_notices_that_a_part_has_changed(two_stores, tmp_path):
+    shutil.copytree(two_stores / "first", tmp_path / "first")
+    main([f"--mixture={tmp_path}/first=1,{two_stores}/second=1", f"--output={tmp_path}/both"])
+    prepare("text_files", tmp_path / "first", input=str(two_stores / "texts" / "second"), overwrite=True)
+    with pytest.raises(UserError, match=r"first has changed since .*both was made of it"):
+        open_store(tmp_path / "both").split("train")
+
+
+def test_a_mixture_at_other_rates_is_other_data(two_stores, tmp_path):
+    """So that a run that was trained on the one does not go on with the other."""
+    for rate in (1, 2):
+        main([f"--mixture={two_stores}/first={rate},{two_stores}/second=1", f"--output={tmp_path}/{rate}"])
+    assert contents(open_store(tmp_path / "1")) != contents(open_store(tmp_path / "2"))
+
+
+def test_a_mixture_made_again_has_its_own_picture(two_stores, tmp_path):
+    picture = tmp_path / "both" / "lengths.png"
+    for parts in (f"{two_stores}/first=1", f"{two_stores}/first=1,{two_stores}/second=1"):
+        before = picture.read_bytes() if picture.exists() else b""
+        main([f"--mixture={parts}", f"--output={tmp_path}/both", "--overwrite"])
+        assert picture.read_bytes() != before
+
+
+def test_only_a_mixture_is_overwritten_by_a_mixture(two_stores, tmp_path):
+    shutil.copytree(two_stores / "first", tmp_path / "first")
+    parts = f"--mixture={tmp_path}/first=1,{two_stores}/second=1"
+    with pytest.raises(UserError, match="is a store of its own"):
+        main([parts, f"--output={tmp_path}/first", "--overwrite"])
+    assert open_store(tmp_path / "first").split("train").tokens[:1].size
+    for _ in range(2):
+        main([parts, f"--output={tmp_path}/both", "--overwrite"])
+
+
+def test_stores_of_different_vocabularies_do_not_mix(two_stores, tmp_path, sentencepiece_model):
+    prepare(
+        "text_files",
+        tmp_path / "pieces",
+        input=str(two_stores / "texts" / "first"),
+        vocabulary=str(sentencepiece_model),
+    )
+    with pytest.raises(UserError, match="have different vocabularies"):
+        main([f"--mixture={two_stores}/first=1,{tmp_path}/pieces=1", f"--output={tmp_path}/both"])
+    assert not (tmp_path / "both").exists()
+
+
+def test_seqio_sees_the_same_documents_and_tokens(folder, two_stores, sentencepiece_model):
+    """A Task over the raw corpus, one over its store, and a Mixture of stores, by seqio's own registries."""
+    from block_recurrent.data import tasks
+
+    ours = vocabulary(str(sentencepiece_model))
+    store, _ = store_of(folder, vocabulary=str(sentencepiece_model))
+    raw = tasks.register("raw_files", sources.TextFiles(str(folder)), ours)
+    tasks.register_store("prepared_files", store)
+    get = tasks.seqio.get_mixture_or_task
+
+    def tokens(name, splits):
+        return {
+            example["name"].decode(): example["targets"].tolist()
+            for split in splits
+            for example in get(name).get_dataset(None, split, shuffle=False).as_numpy_iterator()
+        }
+
+    assert raw.splits == ("train",)
+    assert tokens("raw_files", ["train"]) == tokens("prepared_files", sources.SPLITS)
+    stores = {name: (open_store(two_stores / name), rate) for name, rate in (("first", 3.0), ("second", 1.0))}
+    mixture = tasks.register_mixture("both", stores)
+    assert mixture.get_rate(get("first")) == 3.0
+    examples = mixture.get_dataset(None, "train", shuffle=False, num_epochs=None).take(400).as_numpy_iterator()
+    share = np.mean([example["targets"][0] == ord("a") + 3 for example in examples])
+    assert abs(share - 0.75) < 0.08
+
+
+def test_seqio_reads_scattered_documents_from_a_store_only(tmp_path):
+    from block_recurrent.data import tasks
+
+    with pytest.raises(UserError, match="prepare a store, and register that"):
+        tasks.register("tables", GitHubParquet(str(tmp_path)), ByteVocabulary())
+
+
+def test_prepared_tasks_are_registered_under_their_names(two_stores, tmp_path):
+    from block_recurrent.data import tasks
+
+    shutil.copytree(two_stores / "first", tmp_path / "text_files")
+    assert tasks.register_prepared(str(tmp_path)) == ["text_files"]
+    assert "text_files" in tasks.seqio.TaskRegistry.names()

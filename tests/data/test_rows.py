@@ -1,13 +1,13 @@
 """The row stream: every token predicted once an epoch, in order, resumable, and the same on any number of hosts."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from block_recurrent.data.rows import Cursor, RowStream
-from block_recurrent.data.store import Split
+from block_recurrent.data.store import Mixture, Split
 from block_recurrent.errors import UserError
 
 BLOCK = 4
@@ -126,3 +126,101 @@ def test_segment_must_be_a_multiple_of_the_block():
 def test_nothing_to_predict_is_an_empty_corpus():
     with pytest.raises(UserError, match="corpus is empty"):
         stream(split=split_of([1, 0, 1]))
+
+
+def running_text(length=101) -> Split:
+    return replace(split_of([length]), contiguous=True)
+
+
+def test_a_running_text_gives_every_row_its_own_stretch_and_loses_no_token():
+    whole = stream(split=running_text(), rows=4, segment=8, block=1, epochs=1)
+    batches = list(whole)
+    assert sorted(targets_of(batches)) == list(range(2, 102))
+    firsts = sorted(int(token) for token in batches[0]["inputs"][:, 0])
+    assert firsts == [1, 26, 51, 76]
+    assert batches[0]["start"][:, 0].all() and not batches[0]["start"][:, 1:].any()
+
+
+def test_a_running_text_can_be_read_in_one_piece():
+    batches = list(stream(split=running_text(), rows=4, segment=8, block=1, epochs=1, shuffle=False, uncut=True))
+    assert targets_of(batches) == list(range(2, 102))
+    assert sum(int(batch["start"].sum()) for batch in batches) == 1
+
+
+def test_rows_do_not_all_read_the_same_when_there_are_fewer_documents():
+    """One long file and three rows: a stretch each, rather than three times the same."""
+    batches = list(stream(split=split_of([90]), rows=3, segment=12, epochs=1))
+    assert sorted(targets_of(batches)) == list(range(2, 91))
+    assert len(batches) < 5
+
+
+def mixture(rates=(3.0, 1.0)) -> Mixture:
+    """Two corpora whose tokens can be told apart."""
+    other = replace(SPLIT, tokens=SPLIT.tokens + 1000)
+    return Mixture(((SPLIT, rates[0]), (other, rates[1])))
+
+
+def test_a_mixture_gives_each_part_its_share_of_the_tokens():
+    mixed, cursor, seen = stream(split=mixture(), block=1), stream(split=mixture()).begin(), []
+    for _ in range(200):
+        batch, cursor = mixed.read(cursor)
+        seen += targets_of([batch])
+    share = sum(token < 1000 for token in seen) / len(seen)
+    assert abs(share - 0.75) < 0.02
+
+
+def test_a_mixture_resumes_and_is_the_same_on_two_hosts():
+    whole, cursor = stream(split=mixture(), rows=4), stream(split=mixture(), rows=4).begin()
+    for _ in range(30):
+        restored = Cursor(**json.loads(json.dumps(asdict(cursor))))
+        batch, cursor = whole.read(cursor)
+        halves = [stream(split=mixture(), rows=4, local=rows).read(restored) for rows in ((0, 1), (2, 3))]
+        for name in batch:
+            np.testing.assert_array_equal(np.concatenate([half[name] for half, _ in halves]), batch[name])
+        assert all(after == cursor for _, after in halves)
+
+
+def test_an_epoch_of_a_mixture_holds_every_token_once():
+    expected = predictable() | {token + 1000 for token in predictable()}
+    assert sorted(targets_of(stream(split=mixture(), epochs=1))) == sorted(expected)
+
+
+def test_reading_ahead_gives_the_same_batches_and_cursors():
+    plain, cursor = stream(epochs=2), stream().begin()
+    for batch, after in stream(epochs=2).ahead(stream().begin(), lambda batch: batch):
+        expected, cursor = plain.read(cursor)
+        assert after == cursor
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], expected[name])
+    assert plain.finished(cursor)
+
+
+def test_an_error_while_reading_ahead_reaches_the_reader():
+    def broken(batch):
+        raise UserError("the disk is gone")
+
+    with pytest.raises(UserError, match="the disk is gone"):
+        next(stream().ahead(stream().begin(), broken))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_every_token_once_an_epoch_on_any_number_of_hosts_with_kills_between(hosts):
+    """Every host is killed before every batch and begins anew from the cursor, once on another number of hosts."""
+    rows, seen, cursor = 4, [], stream(rows=4).begin()
+    batches = 0
+    while not stream(rows=rows, epochs=1).finished(cursor):
+        now = hosts if batches % 3 else 1
+        shares = [
+            stream(rows=rows, epochs=1, local=tuple(range(host * rows // now, (host + 1) * rows // now))).read(
+                Cursor(**json.loads(json.dumps(asdict(cursor))))
+            )
+            for host in range(now)
+        ]
+        seen += targets_of([batch for batch, _ in shares])
+        cursor = shares[0][1]
+        batches += 1
+    assert sorted(seen) == sorted(predictable())
+    documents = np.searchsorted(SPLIT.offsets, np.asarray(seen) - 1, side="right")
+    for document in set(documents.tolist()):
+        tokens = [token for token, where in zip(seen, documents, strict=True) if where == document]
+        assert tokens == sorted(tokens), "in order within a document"

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 
 from block_recurrent import evaluate, generate, report, train
-from block_recurrent.data.store import split_in_memory
+from block_recurrent.data.store import Store, split_in_memory
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.generation import Generator, Sampling
-from block_recurrent.inference.run import open_run
+from block_recurrent.inference.run import open_run, save_run
 from tests.training.test_runs import arguments
 
 
@@ -37,7 +38,7 @@ def params(run):
 
 def nats_of(run, params, text: bytes) -> float:
     """The slow truth: one document, one token at a time, from an empty state."""
-    tokens = run.vocabulary.encode(text.decode())
+    tokens = run.vocabulary.encode(text)
     apply = jax.jit(lambda token, state, start: run.model.apply({"params": params}, token, state, start))
     state, total = run.model.initial_state(1), 0.0
     for i, (token, target) in enumerate(itertools.pairwise(tokens)):
@@ -75,7 +76,7 @@ def test_evaluate_own_text(workdir, tmp_path):
 
 
 def test_evaluate_refuses_another_vocabulary(corpus, workdir, tmp_path):
-    for file in corpus.folder.iterdir():
+    for file in Path(corpus.folder).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     evaluate.main([str(workdir), f"--store={tmp_path}"])
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -83,6 +84,16 @@ def test_evaluate_refuses_another_vocabulary(corpus, workdir, tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="another vocabulary"):
         evaluate.main([str(workdir), f"--store={tmp_path}"])
+
+
+def test_a_run_refuses_a_store_of_another_vocabulary(corpus, tmp_path):
+    save_run(tmp_path, corpus, "train")
+    save_run(tmp_path, corpus, "train again")
+    other = {**corpus.manifest, "vocabulary": {"kind": "bytes", "size": 259, "sha256": "other"}}
+    with pytest.raises(UserError, match="has another vocabulary than"):
+        save_run(tmp_path, Store(corpus.folder, other), "train with another")
+    with pytest.raises(UserError, match="is not the vocabulary that"):
+        Store(corpus.folder, other).vocabulary.decode([100])
 
 
 def continued(run, params, prompts, tokens=20, seed=0, **sampling):
@@ -94,7 +105,7 @@ def continued(run, params, prompts, tokens=20, seed=0, **sampling):
 
 def test_greedy_generation_follows_the_model(run, params):
     """Each new token is the likeliest given everything before it, in one pass over the finished text."""
-    prompt = run.vocabulary.encode("alpha beta gam")
+    prompt = run.vocabulary.encode(b"alpha beta gam")
     new = continued(run, params, [prompt], tokens=30, temperature=0)[0]
     assert len(new) == 30
     text = np.concatenate([prompt, new])[None]
@@ -106,14 +117,14 @@ def test_greedy_generation_follows_the_model(run, params):
 
 def test_prompts_of_different_lengths_share_a_batch(run, params):
     """Each continues as it does alone: shorter than a block, a block, and longer."""
-    prompts = [run.vocabulary.encode(text) for text in ("a", "alpha be", "alpha beta gamma delta eps")]
+    prompts = [run.vocabulary.encode(text) for text in (b"a", b"alpha be", b"alpha beta gamma delta eps")]
     together = continued(run, params, prompts, temperature=0)
     alone = [continued(run, params, [prompt], temperature=0)[0] for prompt in prompts]
     assert together == alone
 
 
 def test_seeds_reproduce_and_rows_differ(run, params):
-    prompts = [run.vocabulary.encode("alpha")] * 2
+    prompts = [run.vocabulary.encode(b"alpha")] * 2
     first, again, other = (continued(run, params, prompts, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     assert first[0] != first[1]
@@ -122,8 +133,8 @@ def test_seeds_reproduce_and_rows_differ(run, params):
 def test_generation_compiles_once_and_keeps_its_state_size(run, params):
     """Constant time and memory per token: one program for every position, far beyond window x layers."""
     generator = Generator(run.model, params, Sampling())
-    list(generator([run.vocabulary.encode("alpha")], tokens=100))
-    list(generator([run.vocabulary.encode("beta")], tokens=10))
+    list(generator([run.vocabulary.encode(b"alpha")], tokens=100))
+    list(generator([run.vocabulary.encode(b"beta")], tokens=10))
     assert generator._step._cache_size() == 1
 
 

@@ -4,22 +4,21 @@ import os
 import sys
 
 from block_recurrent import train
-from block_recurrent.data.rows import RowStream
 from block_recurrent.errors import run_command
+from block_recurrent.training.step import Trainer
 
 
 def kill_before_step(step: int, signal_number: int) -> None:
-    """Sends this process a signal when it is about to read its `step`-th training batch."""
-    read, reads = RowStream.read, []
+    """Sends this process a signal when it is about to take its `step`-th training step."""
+    take, steps = Trainer.step, []
 
-    def read_or_die(stream, cursor):
-        if stream.epochs is None:
-            reads.append(cursor)
-            if len(reads) == step:
-                os.kill(os.getpid(), signal_number)
-        return read(stream, cursor)
+    def take_or_die(trainer, state, batch):
+        steps.append(step)
+        if len(steps) == step:
+            os.kill(os.getpid(), signal_number)
+        return take(trainer, state, batch)
 
-    RowStream.read = read_or_die
+    Trainer.step = take_or_die
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from block_recurrent import train
 from block_recurrent.data.rows import RowStream
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
 from block_recurrent.training.reporting import read_metrics
+from block_recurrent.training.step import Trainer
 from tests.training.killed import kill_before_step
 
 TINY = str(Path(__file__).parents[1] / "tiny.gin")
@@ -73,7 +74,7 @@ def test_killed_and_started_again_is_bit_identical(corpus, uninterrupted, tmp_pa
 
 def test_sigterm_saves_and_exits_with_its_own_code(corpus, uninterrupted, tmp_path, monkeypatch):
     workdir = tmp_path / "preempted"
-    monkeypatch.setattr(RowStream, "read", RowStream.read)  # so that the next line is undone
+    monkeypatch.setattr(Trainer, "step", Trainer.step)  # so that the next line is undone
     kill_before_step(4, signal.SIGTERM)
     with pytest.raises(SystemExit) as exit_code:
         run_command(train.main, arguments(corpus, workdir))
@@ -94,7 +95,7 @@ def test_a_stopped_run_keeps_its_share_of_a_row_of_metrics(corpus, tmp_path, mon
     """A row that averages steps from before and after a stop is the row of an uninterrupted run."""
     spaced = "--gin.train.log_every=8"
     train.main(arguments(corpus, tmp_path / "whole", spaced))
-    monkeypatch.setattr(RowStream, "read", RowStream.read)
+    monkeypatch.setattr(Trainer, "step", Trainer.step)
     kill_before_step(5, signal.SIGTERM)
     with pytest.raises(SystemExit):
         run_command(train.main, arguments(corpus, tmp_path / "stopped", spaced))

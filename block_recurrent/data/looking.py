@@ -1,0 +1,93 @@
+"""What a store holds: its splits, how it differs from the published corpus, a document as the model sees it."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from block_recurrent.data.store import Split, Store
+from block_recurrent.data.vocabulary import Vocabulary
+from block_recurrent.errors import UserError
+
+QUANTILES = {
+    "shortest document": 0.0,
+    "10 % are shorter than": 0.1,
+    "median": 0.5,
+    "90 % are shorter than": 0.9,
+    "longest": 1.0,
+}
+
+
+def statistics(store: Store) -> dict[str, list[str]]:
+    """The rows of the table: a measure, and its value in each split."""
+    columns, unknown = [], any(entry["unknown"] for entry in store.manifest["splits"].values())
+    for name, entry in store.manifest["splits"].items():
+        lengths = np.concatenate([part.lengths for part, _ in store.split(name).parts]) if store.has(name) else [0]
+        quantiles = np.quantile(lengths, list(QUANTILES.values()))
+        columns.append(
+            {
+                **{key: f"{entry[key]:,}" for key in ("documents", "tokens", "bytes", "words")},
+                **({"unknown": f"{entry['unknown']:,}"} if unknown else {}),
+                "bytes per token": f"{entry['bytes'] / max(entry['predictions'], 1):.2f}",
+                **{key: f"{round(length):,}" for key, length in zip(QUANTILES, quantiles, strict=True)},
+            }
+        )
+    return {key: [column[key] for column in columns] for key in columns[0]}
+
+
+def mismatches(store: Store) -> Iterator[str]:
+    """Where a store differs from the counts that its corpus was published with, one line each."""
+    for measure, counts in store.manifest.get("published", {}).items():
+        for split, published in counts.items():
+            if measure == "vocabulary":
+                found, what = store.manifest["vocabulary"]["size"], "the vocabulary has"
+            else:
+                found, what = store.manifest["splits"][split][measure], f"{split} has"
+            if found != published:
+                unit = "entries" if measure == "vocabulary" else measure
+                yield f"{what} {found:,} {unit}, published are {published:,}"
+
+
+def losses(vocabulary: Vocabulary) -> str | None:
+    """What does not come back from the tokens of a SentencePiece vocabulary that was made for other text."""
+    if vocabulary.kind != "sentencepiece":
+        return None
+    kinds = {"newlines": "a\nb", "tabs": "a\tb", "runs of blanks": "a  b", "capitals": "aB"}
+    lost = [kind for kind, text in kinds.items() if vocabulary.decode(vocabulary.encode(text.encode())) != text]
+    return ", ".join(lost) or None
+
+
+def show(store: Store, split_name: str, document: int, segment: int, block: int, blocks: int | None) -> Iterator[str]:
+    """The lines that print a document: every block's text under the range of its tokens, segments apart."""
+    if "mixture" in store.manifest:
+        members = ", ".join(member.folder for member, _ in store.members)
+        raise UserError(f"{store.folder} is a mixture: show one of {members}")
+    if block < 1 or segment < 1 or segment % block:
+        raise UserError(f"--segment={segment} is not a multiple of --block={block}")
+    split = store.split(split_name)
+    count = len(split.lengths)
+    if not 0 <= document < count:
+        raise UserError(f"{split_name} of {store.folder} has documents 0 to {count - 1}: there is no {document}")
+    name = next((name for i, name in enumerate(store.names(split_name)) if i == document), None)
+    if name is None:
+        raise UserError(f"{store.folder} is damaged ({split_name}.names.jsonl ends early): prepare it again")
+    length = int(split.lengths[document])
+    yield f"document {document} of {split_name}: {name}"
+    segments, all_blocks = -(-length // segment), -(-length // block)
+    yield f"{length:,} tokens: {segments:,} segments of {segment:,}, {all_blocks:,} blocks of {block:,}"
+    yield from show_blocks(store, split, int(split.offsets[document]), length, segment, block, blocks)
+
+
+def show_blocks(
+    store: Store, split: Split, begin: int, length: int, segment: int, block: int, blocks: int | None
+) -> Iterator[str]:
+    total = -(-length // block)
+    for i in range(total if blocks is None else min(blocks, total)):
+        at = i * block
+        end = min(at + block, length)
+        if at % segment == 0:
+            yield f"{f'== segment {at // segment} ':=<80}"
+        padding = f", then {block - (end - at)} of padding" if end - at < block else ""
+        yield f"{f'-- block {i}: tokens {at:,} to {end - 1:,}{padding} ':-<80}"
+        yield store.vocabulary.decode(split.tokens[begin + at : begin + end].tolist())
+    if blocks is not None and blocks < total:
+        yield f"... {total - blocks:,} more blocks: --blocks=0 prints all"
