@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 
 from block_recurrent import config
+from block_recurrent.data.registry import TASKS
 from block_recurrent.errors import UserError
 from block_recurrent.training.loop import train
 
@@ -16,6 +17,10 @@ ROOT = Path(__file__).parents[1]
 EXPERIMENTS = [
     str(file.relative_to(ROOT)) for file in sorted((ROOT / "configs").rglob("*.gin")) if "base" not in file.parts
 ]
+
+# The models of configs/pg19 on another corpus: what builds those builds these.
+OTHER_CORPORA = ("configs/arxiv", "configs/github", "configs/pg19_bytes")
+MODELS = [file for file in EXPERIMENTS if not file.startswith(OTHER_CORPORA)]
 
 
 def is_shape(leaf):
@@ -40,7 +45,7 @@ def shapes(model):
     return found, jax.tree.map(lambda leaf: leaf.shape, {**params, "stack": None})
 
 
-@pytest.mark.parametrize("file", EXPERIMENTS)
+@pytest.mark.parametrize("file", MODELS)
 def test_same_parameters_with_remat_and_depth_scan_on_and_off(file):
     plain = shapes(build(file)["model"])
     assert plain[0]
@@ -50,7 +55,7 @@ def test_same_parameters_with_remat_and_depth_scan_on_and_off(file):
         assert built.stack.remat == ("REMAT=True" in bindings)
 
 
-@pytest.mark.parametrize("file", EXPERIMENTS)
+@pytest.mark.parametrize("file", MODELS)
 def test_a_config_reaches_the_layers(file):
     """A binding is seen by the layer that is built: gin does not lose it on the way."""
     if file.startswith(("configs/pg19", "configs/quickstart")):
@@ -60,6 +65,23 @@ def test_a_config_reaches_the_layers(file):
         built = build(file, "DROPOUT=0.25", "BACKEND='scan'")["model"]
         assert any(layer.dropout == 0.25 for layer in built.stack.layers)
         assert all(getattr(layer, "backend", "scan") == "scan" for layer in built.stack.layers)
+
+
+@pytest.mark.parametrize("file", [file for file in EXPERIMENTS if file not in MODELS])
+def test_another_corpus_has_the_same_model(file):
+    """But for the size of a vocabulary; what section 4 says of its training differs."""
+    _, corpus, name = Path(file).parts
+    here, there = build(file), build(f"configs/pg19/{name}")
+    assert here["model"].stack == there["model"].stack and here["segment"] == there["segment"]
+    assert here["store"] != there["store"]
+    tokens = here["rows"] * here["segment"] / (there["rows"] * there["segment"])
+    assert (tokens, here["steps"]) == ((8, 250_000) if corpus == "github" else (1, 500_000))
+
+
+@pytest.mark.parametrize("file", EXPERIMENTS)
+def test_a_config_names_a_store_that_prepare_makes(file):
+    folder, _, task = build(file)["store"].partition("/")
+    assert folder == "data" and task in TASKS
 
 
 @pytest.mark.parametrize("file", EXPERIMENTS)
