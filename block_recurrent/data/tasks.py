@@ -44,14 +44,16 @@ def register(name: str, source: Source, vocabulary: Vocabulary) -> seqio.Task:
 
 def register_store(name: str, store: Store) -> seqio.Task:
     """A Task over a prepared store: name, targets."""
+    # Opened here, not by tf.data's threads: NumPy reads headers by Python's parser, which fails in two threads at once.
+    parts = {split: store.split(split) for split in SPLITS if store.has(split)}
 
     def documents(split: str) -> Iterator[dict]:
-        part = store.split(split)
+        part = parts[split]
         for i, document in enumerate(store.names(split)):
             yield {"name": document, "targets": part.tokens[part.offsets[i] : part.offsets[i + 1]].astype("int32")}
 
     signature = {"name": tf.TensorSpec((), tf.string), "targets": tf.TensorSpec([None], tf.int32)}
-    return add(name, documents, signature, [split for split in SPLITS if store.has(split)], [], store.vocabulary)
+    return add(name, documents, signature, list(parts), [], store.vocabulary)
 
 
 def register_prepared(folder: str = "data") -> list[str]:
