@@ -1,0 +1,232 @@
+"""Trains on Cloud TPU slices: books them, runs a commit there, and sees the run through preemptions.
+
+python -m launch doctor mine --slice=v5litepod-16 --zone=ZONE --project=PROJECT --workdir=gs://BUCKET/mine
+python -m launch up mine --slice=v5litepod-16 --zone=ZONE --project=PROJECT --spot
+python -m launch run mine --workdir=gs://BUCKET/mine -- --gin_file=configs/pg19/rec_fixed_skip.gin
+python -m launch watch mine
+python -m launch logs mine --follow
+python -m launch stop mine
+python -m launch down mine
+python -m launch sweep mine --sweep='train.seed=0,1,2' --workdir=... -- --gin_file=...
+python -m launch jobset mine --slice=... --workdir=... -- --gin_file=...
+
+What follows -- are arguments of block_recurrent.train. What a job was given once is remembered; --dry-run prints the
+exact commands and does nothing.
+"""
+
+import argparse
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from block_recurrent.errors import UserError, run_command
+from launch import repository, sweep
+from launch.cloud import Cloud
+from launch.doctor import doctor
+from launch.jobs import FOLDER, Job, Jobs, merged, require
+from launch.jobset import render
+from launch.running import create, release, require_active, start, stop, tails, wait_until_active, worker
+from launch.watching import Pace, Watch
+
+ABOUT = {
+    "up": "book the slices and wait until they are there",
+    "run": "start training on all workers, detached",
+    "watch": "see the run through: replace slices that are taken away, resume, try failures again",
+    "logs": "show what a worker has written",
+    "stop": "tell the run to save and exit",
+    "down": "delete what `up` has created, and nothing else",
+    "doctor": "check gcloud, quota, bucket, ssh and versions before anything is created",
+    "sweep": "expand a sweep over gin values into jobs",
+    "jobset": "print the job as a JobSet for GKE",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser("python -m launch", description=__doc__, formatter_class=formatter)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command, about in ABOUT.items():
+        one = commands.add_parser(command, help=about, description=about)
+        one.add_argument("name", help="the job's name: small letters, digits, hyphens")
+        one.add_argument("--slice", help="v5litepod-16, v4-32, 2xv5p-128, ...: block_recurrent/slices.py has them")
+        one.add_argument("--zone")
+        one.add_argument("--project")
+        one.add_argument("--spot", action=argparse.BooleanOptionalAction, help="cheaper, and taken away at any time")
+        one.add_argument(
+            "--create-flag", action="append", dest="create_flags", help="one more flag for gcloud's create"
+        )
+        one.add_argument("--ssh-flag", action="append", dest="ssh_flags", help="one more flag for gcloud's ssh")
+        one.add_argument("--workdir", help="the run's folder: gs://..., or a path that all workers share")
+        one.add_argument("--repository", help="what workers clone; the remote origin by default")
+        one.add_argument("--commit", help="what they check out; HEAD by default")
+        one.add_argument("--state", type=Path, default=FOLDER, help="the folder of job files (%(default)s)")
+        one.add_argument("--gcloud", default="gcloud", help="the program")
+        one.add_argument("--dry-run", action="store_true", help="print the exact commands and do nothing")
+        one.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        if command in ("up", "watch", "sweep"):
+            one.add_argument("--interval", type=float, default=30.0, help="seconds between looks (%(default)s)")
+        if command in ("watch", "sweep"):
+            one.add_argument("--grace", type=float, default=180.0, help="seconds for workers to follow one that ended")
+            one.add_argument("--patience", type=int, default=10, help="looks without an answer before a slice is lost")
+        if command == "watch":
+            one.add_argument("--down", action="store_true", help="delete the slices when the run is done")
+        if command in ("run", "sweep", "jobset"):
+            one.add_argument("--allow-dirty", action="store_true", help="run the commit though there are later changes")
+        if command == "logs":
+            one.add_argument("--worker", default="0", help="its number, counted over all slices, or all (%(default)s)")
+            one.add_argument("--lines", type=int, default=100)
+            one.add_argument("--follow", action="store_true")
+        if command == "sweep":
+            one.add_argument("--sweep", action="append", default=[], metavar="NAME=VALUE,VALUE", dest="sweeps")
+            one.add_argument("--now", action="store_true", help="run them one after another on one booking")
+        if command == "jobset":
+            one.add_argument("--image", default="python:3.11", help="with git, curl and bash (%(default)s)")
+    return top
+
+
+def main(arguments: list[str]) -> None:
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options, training = parser().parse_args(arguments[:at]), arguments[at + 1 :]
+    jobs, cloud = Jobs(options.state), Cloud(options.gcloud, options.dry_run)
+    known = jobs.find(options.name)
+    if options.command in ("watch", "logs", "stop", "down") and not (known or options.dry_run):
+        jobs.load(options.name)  # tells which there are
+    job = merged(known, options.name, {**vars(options), "arguments": training or None})
+    booked = ("slice", "zone", "project", "spot")
+    if known and known.created and any(getattr(known, each) != getattr(job, each) for each in booked):
+        raise UserError(
+            f"{job.name} has {known.slice} in {known.zone} of {known.project}: python -m launch down {job.name} first, "
+            "or choose another name"
+        )
+    if job.slice:
+        job.tpus  # noqa: B018  a name that is no TPU slice is told before anything is written
+    code = globals()[f"command_{options.command}"](jobs, cloud, job, options)
+    if code:
+        sys.exit(code)
+
+
+def command_up(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    require(job, "slice", "zone", "project")
+    if not job.created:
+        job = create(jobs, cloud, remember(jobs, cloud, job))
+    wait_until_active(cloud, job, options.interval)
+
+
+def command_run(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    require(job, "slice", "zone", "project", "workdir")
+    job = with_code(job, options)
+    require_active(cloud, job)
+    start(jobs, cloud, remember(jobs, cloud, job))
+
+
+def command_watch(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> int:
+    require(job, "slice", "zone", "project", "workdir")
+    if not job.commit:
+        raise UserError(f"job {job.name} was never run: python -m launch run {job.name}")
+    if cloud.dry:
+        if not job.created:
+            job = replace(job, created=[job.next_resource], attempts=job.attempts + 1)
+        print("# every look:")
+        require_active(cloud, job)
+        cloud.ssh(job, worker(job, "status", job.name, job.workdir))
+        print("# when the slice was taken away:")
+        release(jobs, cloud, job)
+        create(jobs, cloud, job)
+        start(jobs, cloud, replace(job, created=[job.next_resource]), "restart")
+        return 0
+    code = Watch(jobs, cloud, job.name, Pace(options.interval, options.grace, options.patience))()
+    if code == 0 and options.down:
+        release(jobs, cloud, jobs.load(job.name))
+    return code
+
+
+def command_logs(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    if options.worker == "all":
+        if options.follow:
+            raise UserError("one log can be followed at a time: give --worker=NUMBER")
+        told = tails(cloud, job, options.lines)
+        print(told, end="\n" if told else "")
+        return
+    if not options.worker.isdigit() or int(options.worker) >= job.tpus.hosts * job.tpus.slices:
+        raise UserError(
+            f"--worker={options.worker}: {job.slice} has 0 to {job.tpus.hosts * job.tpus.slices - 1}, or all"
+        )
+    node, number = divmod(int(options.worker), job.tpus.hosts)
+    verb = "follow" if options.follow else "tail"
+    cloud.ssh(job, worker(job, verb, job.name, str(options.lines)), str(node), str(number), show=True)
+
+
+def command_stop(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    stop(jobs, cloud, job)
+
+
+def command_down(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    if not job.created:
+        print(f"{job.name} has created nothing that is still there")
+    release(jobs, cloud, job)
+
+
+def command_doctor(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> int:
+    require(job, "slice")
+    return 0 if doctor(cloud, job) else 1
+
+
+def command_sweep(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> int:
+    """Writes a job file a run; with --now, one booking is handed from run to run and deleted after the last."""
+    require(job, "slice", "zone", "project", "workdir")
+    runs = sweep.expand(with_code(job, options), options.sweeps)
+    for run in runs:
+        if not cloud.dry and jobs.find(run.name):
+            raise UserError(f"there is a job {run.name} already: choose another name for the sweep")
+    runs = [replace(run, owner="", created=[], attempts=0, started=False, stopped=False) for run in runs]
+    for run in runs:
+        print(f"{run.name}: block_recurrent.train --workdir={run.workdir} {' '.join(run.arguments)}")
+        if not cloud.dry:
+            jobs.change(run.name, **{key: value for key, value in asdict(run).items() if key not in ("name", "owner")})
+    if not options.now or cloud.dry:
+        return 0
+    pace = Pace(options.interval, options.grace, options.patience)
+    worst, before = 0, create(jobs, cloud, jobs.load(runs[0].name))
+    for run in runs:
+        if run.name != before.name:  # the owner goes along: it is what allows to delete
+            jobs.change(run.name, created=before.created, owner=before.owner)
+            jobs.change(before.name, created=[], started=False)
+        code = Watch(jobs, cloud, run.name, pace)()
+        print(f"{run.name}: exit code {code}")
+        before, worst = jobs.load(run.name), worst or code
+        if before.stopped:
+            break
+    release(jobs, cloud, before)
+    return worst
+
+
+def command_jobset(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    require(job, "slice", "workdir")
+    print(render(with_code(job, options), options.image), end="")
+
+
+def with_code(job: Job, options: argparse.Namespace) -> Job:
+    """The job with the commit and repository that workers get, checked to be something that they can run."""
+    if not job.arguments:
+        raise UserError("nothing to run: give the arguments of block_recurrent.train after --")
+    if not job.workdir.startswith(("gs://", "s3://", "/")):
+        raise UserError(f"--workdir={job.workdir}: workers need gs://BUCKET/FOLDER, or an absolute path they share")
+    if any(argument.startswith("--workdir") for argument in job.arguments):
+        raise UserError("give --workdir before the --: launch needs it too")
+    commit, head = repository.resolve(job.commit or "HEAD"), repository.resolve("HEAD")
+    if commit != head:
+        print(f"# commit {commit[:12]}, as before; for the present one, {head[:12]}, give --commit=HEAD")
+    if not options.allow_dirty:
+        repository.check_published(commit)
+    return replace(job, commit=commit, repository=job.repository or repository.remote())
+
+
+def remember(jobs: Jobs, cloud: Cloud, job: Job) -> Job:
+    if cloud.dry:
+        return job
+    kept = ("created", "attempts", "started", "stopped", "name")  # these are changed where they happen
+    return jobs.change(job.name, **{key: value for key, value in asdict(job).items() if key not in kept})
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,146 @@
+"""A job's life in single steps: create, start, look, stop, delete. `launch/watching.py` strings them together."""
+
+import re
+import shlex
+import time
+from dataclasses import dataclass
+
+from block_recurrent.errors import UserError
+from launch.cloud import ACTIVE, GONE, LOST, Cloud, CloudError
+from launch.jobs import Job, Jobs
+
+DIED = 137  # what a shell says of a process that was killed; here: a run that left no exit code
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def create(jobs: Jobs, cloud: Cloud, job: Job) -> Job:
+    """Asks for the job's slices. The name is written down first: a crash in between leaves nothing unknown."""
+    if cloud.dry:
+        cloud.create(job)
+        return job
+    name = job.next_resource
+    created = jobs.change(
+        job.name, created=[*job.created, name], attempts=job.attempts + 1, started=False, stopped=False
+    )
+    try:
+        cloud.create(job)
+    except CloudError:
+        if cloud.describe(job, name).owner != job.owner:  # nothing was made, or the name was someone else's
+            jobs.change(job.name, created=job.created)
+        raise
+    say(f"{name} was asked for: {job.slice}{', spot' if job.spot else ''}, in {job.zone}")
+    return created
+
+
+def wait_until_active(cloud: Cloud, job: Job, interval: float) -> None:
+    last = ""
+    while True:
+        found = cloud.describe(job, job.resource)
+        if found.state != last:
+            say(f"{job.resource} is {found.state}")
+        if found.state == ACTIVE:
+            return
+        if found.state in LOST:
+            why = f" ({found.reason})" if found.reason else ""
+            raise UserError(
+                f"{job.resource} is {found.state}{why}: python -m launch down {job.name} clears it away, "
+                "then try up again, elsewhere or without --spot"
+            )
+        last = found.state
+        time.sleep(interval)
+
+
+def release(jobs: Jobs, cloud: Cloud, job: Job) -> Job:
+    """Deletes every queued resource that this job created and that is still there; nothing else."""
+    for name in job.created:
+        there = cloud.delete(job, name)
+        if not cloud.dry:
+            left = [other for other in jobs.load(job.name).created if other != name]
+            job = jobs.change(job.name, created=left, started=False)
+            say(f"{name} is deleted" if there else f"{name} was gone already")
+    return job
+
+
+def start(jobs: Jobs, cloud: Cloud, job: Job, verb: str = "start") -> Job:
+    """Starts the job's command on all workers, from its commit; with `restart`, whatever is left of it there."""
+    told = cloud.ssh(job, start_command(job, verb))
+    if cloud.dry:
+        return job
+    for line in re.findall(r"^worker=.*$", told, re.MULTILINE):
+        say(line)
+    return jobs.change(job.name, started=True, stopped=False)
+
+
+def start_command(job: Job, verb: str) -> str:
+    """Fetches the commit, in a folder of its own that is never changed again, and runs its worker.sh."""
+    code = f'"$HOME"/block_recurrent/{job.commit}'
+    clone = (
+        f"rm -rf {code}.partial && git clone --quiet {shlex.quote(job.repository)} {code}.partial"
+        f" && git -C {code}.partial checkout --quiet --detach {job.commit} && mv {code}.partial {code}"
+    )
+    return f"{{ test -d {code} || {{ {clone}; }}; }} && {worker(job, verb, job.name, job.workdir, *job.arguments)}"
+
+
+def worker(job: Job, *arguments: str) -> str:
+    return f'bash "$HOME"/block_recurrent/{job.commit}/launch/worker.sh {shlex.join(arguments)}'
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a worker says of its run: exited with a code, or not yet."""
+
+    host: str
+    code: int | None
+    step: int
+
+
+def look(cloud: Cloud, job: Job) -> list[Worker]:
+    """Asks all workers; those that cannot be reached are missing in the answer."""
+    try:
+        told = cloud.ssh(job, worker(job, "status", job.name, job.workdir))
+    except CloudError as error:
+        say(str(error))
+        return []
+    pattern = r"^worker=(\S+) state=(running|exited code=(\d+)|died|none) step=(\d+)$"
+    found = re.finditer(pattern, told, re.MULTILINE)
+    codes = {"running": None, "died": DIED, "none": DIED}
+    return [Worker(line[1], int(line[3]) if line[3] else codes[line[2]], int(line[4])) for line in found]
+
+
+def highest_step(cloud: Cloud, job: Job, workers: list[Worker]) -> int:
+    """How far the run's checkpoints are; those in a bucket are listed from here."""
+    if job.workdir.startswith("gs://"):
+        names = cloud.list_bucket(f"{job.workdir.rstrip('/')}/checkpoints/")
+        steps = [re.search(r"/(\d+)/$", name) for name in names]
+        return max((int(step[1]) for step in steps if step), default=0)
+    return max((worker.step for worker in workers), default=0)
+
+
+def tails(cloud: Cloud, job: Job, lines: int = 20) -> str:
+    """The end of every worker's log, worker by worker."""
+    told = cloud.ssh(job, worker(job, "tail", job.name, str(lines))).splitlines()
+    return "\n".join(sorted(told, key=lambda line: line.partition(": ")[0]))
+
+
+def stop(jobs: Jobs, cloud: Cloud, job: Job) -> None:
+    """Tells the run to save and exit; `watch` leaves it alone then."""
+    if not cloud.dry:
+        jobs.change(job.name, stopped=True)
+        state = cloud.describe(job, job.resource).state if job.created else GONE
+        if state != ACTIVE or not job.started:
+            say(f"nothing runs: {job.resource} is {state}")
+            return
+    for line in cloud.ssh(job, worker(job, "stop", job.name)).splitlines():
+        say(line)
+
+
+def require_active(cloud: Cloud, job: Job) -> None:
+    if not job.created and not cloud.dry:
+        raise UserError(f"job {job.name} has no slice yet: python -m launch up {job.name}")
+    state = cloud.describe(job, job.resource).state
+    if state != ACTIVE:
+        hint = f"down {job.name} clears it away, then up" if state in LOST else f"up {job.name} waits for it"
+        raise UserError(f"{job.resource} is {'gone' if state == GONE else state}: python -m launch {hint}")

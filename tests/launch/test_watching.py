@@ -1,0 +1,206 @@
+"""What `watch` does about each way in which a run or its slice can end; the runs are shell scripts."""
+
+import json
+
+import pytest
+
+from block_recurrent.errors import MISTAKE, PREEMPTED
+from launch.running import Worker
+from launch.watching import verdict
+from tests.launch.conftest import program, wait_for
+
+WHERE = ("--slice=v5litepod-8", "--zone=z", "--project=p")
+QUICK = ("--interval=0.1", "--grace=0.3", "--patience=3")
+
+
+@pytest.fixture
+def running(cloud, repository, tmp_path, monkeypatch):
+    """Starts a job whose training is a shell script, on slices with the scripts given."""
+
+    def start(*lines: str, scripts: tuple = (), where: tuple = WHERE) -> None:
+        monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", *lines)))
+        cloud.change(scripts=list(scripts))
+        assert cloud.launch("up", "mine", *where, "--interval=0.1") == 0
+        assert cloud.launch("run", "mine", f"--workdir={tmp_path / 'run'}", "--", "--gin_file=x.gin") == 0
+
+    return start
+
+
+def test_done_is_exit_code_0(cloud, running, capfd):
+    running("exit 0")
+    assert cloud.launch("watch", "mine", *QUICK, "--down") == 0
+    assert not cloud.resources, "--down deletes the slice of a run that is done"
+
+
+def test_three_failures_without_progress_give_up_with_the_runs_code(cloud, running, tmp_path, capfd):
+    running(f"echo tried >>{tmp_path}/tries", "echo the reason", "exit 7")
+    assert cloud.launch("watch", "mine", *QUICK) == 7
+    assert (tmp_path / "tries").read_text().count("tried") == 3
+    told = capfd.readouterr().out
+    assert "3 of 3 tries without progress" in told and "mine-1-w-0: the reason" in told
+    assert set(cloud.resources) == {"mine-1"}, "a failure does not cost the slice"
+
+
+def test_progress_starts_the_count_again(cloud, running, tmp_path):
+    checkpoint = (
+        f'n=$(ls {tmp_path}/run/checkpoints 2>/dev/null | wc -l); mkdir -p "{tmp_path}/run/checkpoints/$((n + 1))"'
+    )
+    running(f"echo tried >>{tmp_path}/tries", f"[ $(wc -l <{tmp_path}/tries) -gt 3 ] || {{ {checkpoint}; }}", "exit 7")
+    assert cloud.launch("watch", "mine", *QUICK) == 7
+    assert (tmp_path / "tries").read_text().count("tried") == 6, "three that went on, three that did not"
+
+
+def test_code_42_gets_a_new_slice_and_the_same_command(cloud, running, tmp_path):
+    running(f'echo "$@" >>{tmp_path}/tries', f"[ $(wc -l <{tmp_path}/tries) -gt 1 ] || exit {PREEMPTED}")
+    cloud.change(resources={**cloud.resources, "theirs": {"script": ["ACTIVE"], "labels": {}, "nodes": [], "hosts": 0}})
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+    first, second = (tmp_path / "tries").read_text().splitlines()
+    assert first == second == f"-m block_recurrent.train --workdir={tmp_path}/run --gin_file=x.gin"
+    assert set(cloud.resources) == {"mine-2", "theirs"}
+    assert cloud.launch("down", "mine") == 0
+    assert set(cloud.resources) == {"theirs"}, "what another has created stays"
+
+
+@pytest.mark.parametrize("end", ["SUSPENDED", "FAILED"])
+def test_a_slice_that_is_taken_away_is_replaced(cloud, running, tmp_path, end):
+    lives = f"[ -e {tmp_path}/second ] || {{ touch {tmp_path}/second; exec sleep 60; }}"
+    running(lives, scripts=([{"state": "ACTIVE", "until": str(tmp_path / "second")}, end],))
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+    assert set(cloud.resources) == {"mine-2"}
+
+
+def test_a_slice_that_has_vanished_is_replaced(cloud, running, tmp_path):
+    running("exit 0")
+    cloud.change(resources={})
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+    assert set(cloud.resources) == {"mine-2"} and not cloud.calls("delete")
+
+
+def test_slices_that_never_come_up_are_given_up(cloud, running, capfd):
+    failing = ["WAITING_FOR_RESOURCES", {"state": "FAILED", "reason": "no quota"}]
+    running("exit 42", scripts=(["ACTIVE"], failing, failing, failing))
+    assert cloud.launch("watch", "mine", *QUICK) == MISTAKE
+    assert "no quota; given up after 3 tries" in capfd.readouterr().err
+
+
+def test_a_creation_that_is_refused_is_given_up(cloud, running, capfd):
+    running("exit 42", scripts=(["ACTIVE"], *["RESOURCE_EXHAUSTED: quota"] * 3))
+    assert cloud.launch("watch", "mine", *QUICK) == MISTAKE
+    assert "RESOURCE_EXHAUSTED: quota; given up" in capfd.readouterr().err and not cloud.resources
+
+
+def test_workers_that_hang_behind_one_that_failed_are_killed(cloud, running, tmp_path, capfd):
+    fails_alone = f"[ $FAKE_HOST = mine-1-w-2 ] && exit 5; [ -e {tmp_path}/again ] || exec sleep 60"
+    running(fails_alone, where=("--slice=v5litepod-16", *WHERE[1:]))
+    assert cloud.launch("watch", "mine", *QUICK) == 5
+    told = capfd.readouterr().out
+    assert "workers that hang are killed" in told and "mine-1-w-2: === " in told
+    status = [line for line in cloud.calls("ssh") if "worker.sh status" in line[-1]]
+    assert "--node=all" in status[0] and "--worker=all" in status[0]
+
+
+def test_all_workers_of_all_slices_run_and_have_their_logs(cloud, running, capfd):
+    running('echo "on $FAKE_HOST"', where=("--slice=2xv5litepod-8", *WHERE[1:]))
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+    assert cloud.launch("logs", "mine", "--worker=1") == 0
+    told = capfd.readouterr().out
+    assert "mine-1-1-w-0: on mine-1-1-w-0" in told and "mine-1-0-w-0: on" not in told
+    assert cloud.launch("logs", "mine", "--worker=all") == 0
+    told = capfd.readouterr().out
+    assert told.index("mine-1-0-w-0: on") < told.index("mine-1-1-w-0: on")
+
+
+def test_workers_that_do_not_answer_are_replaced_and_then_given_up(cloud, running, capfd):
+    running("sleep 60")
+    cloud.change(unreachable=True)
+    assert cloud.launch("watch", "mine", *QUICK) == MISTAKE
+    assert "given up after 3 tries" in capfd.readouterr().err
+
+
+def test_stop_saves_and_watch_leaves_it_alone(cloud, running, tmp_path, capfd):
+    running(f"trap 'exit {PREEMPTED}' TERM", f"touch {tmp_path}/up", "sleep 60 & wait")  # it leaves its sleep behind
+    wait_for(tmp_path / "up")
+    assert cloud.launch("stop", "mine") == 0
+    assert cloud.launch("watch", "mine", *QUICK) == PREEMPTED
+    assert "mine was stopped" in capfd.readouterr().out and set(cloud.resources) == {"mine-1"}
+    assert cloud.launch("run", "mine") == 0, "what a run has left behind does not keep the next from starting"
+
+
+def test_a_second_run_beside_a_live_one_is_refused(cloud, running, capfd):
+    running("sleep 60")
+    assert cloud.launch("run", "mine") == MISTAKE
+    assert "refused: mine is running here" in capfd.readouterr().err
+
+
+def test_a_second_watch_is_refused(cloud, running, capfd):
+    from launch.jobs import Jobs
+
+    running("sleep 60")
+    with Jobs(cloud.state).watching("mine"):
+        assert cloud.launch("watch", "mine", *QUICK) == MISTAKE
+    assert "being watched already" in capfd.readouterr().err
+
+
+def test_steps_in_a_bucket_are_counted_from_here(cloud, repository, monkeypatch, tmp_path, capfd):
+    (cloud.folder / "buckets" / "b" / "run" / "checkpoints" / "1200").mkdir(parents=True)
+    monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", "exit 0")))
+    assert cloud.launch("up", "mine", *WHERE) == 0
+    assert cloud.launch("run", "mine", "--workdir=gs://b/run", "--", "--gin_file=x.gin") == 0
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+    assert "done, at step 1200" in capfd.readouterr().out
+
+
+def test_down_refuses_what_carries_another_label(cloud, capfd):
+    """Even if the job's file says that it is its own."""
+    assert cloud.launch("up", "mine", *WHERE) == 0
+    theirs = {"script": ["ACTIVE"], "labels": {"block-recurrent-owner": "else"}, "nodes": ["n"], "hosts": 1}
+    cloud.change(resources={**cloud.resources, "theirs": theirs})
+    file = cloud.state / "mine.json"
+    file.write_text(json.dumps({**cloud.job("mine"), "created": ["theirs"]}))
+    assert cloud.launch("down", "mine") == MISTAKE
+    assert "theirs was not created by job mine" in capfd.readouterr().err
+    assert set(cloud.resources) == {"mine-1", "theirs"}
+
+
+def test_a_name_that_is_taken_is_not_adopted(cloud, capfd):
+    theirs = {"script": ["ACTIVE"], "labels": {}, "nodes": ["n"], "hosts": 1}
+    cloud.change(resources={"mine-1": theirs})
+    assert cloud.launch("up", "mine", *WHERE) == MISTAKE
+    assert "ALREADY_EXISTS" in capfd.readouterr().err and cloud.job("mine")["created"] == []
+    assert cloud.launch("down", "mine") == 0 and "mine-1" in cloud.resources
+
+
+def test_up_says_why_a_slice_does_not_come(cloud, capfd):
+    cloud.change(scripts=[["WAITING_FOR_RESOURCES", {"state": "FAILED", "reason": "no stock"}]])
+    assert cloud.launch("up", "mine", *WHERE, "--interval=0.05") == MISTAKE
+    assert "mine-1 is FAILED (no stock): python -m launch down mine" in capfd.readouterr().err
+
+
+def test_a_job_with_a_slice_is_not_moved(cloud, capfd):
+    """Looked for elsewhere, its slice would seem gone, and be paid for ever after."""
+    assert cloud.launch("up", "mine", *WHERE) == 0
+    for command in ("down", "up"):
+        assert cloud.launch(command, "mine", "--zone=other") == MISTAKE
+        assert "mine has v5litepod-8 in z of p" in capfd.readouterr().err
+    assert cloud.job("mine")["created"] == ["mine-1"]
+
+
+def test_up_again_goes_on_waiting(cloud):
+    assert cloud.launch("up", "mine", *WHERE) == 0
+    assert cloud.launch("up", "mine") == 0
+    assert len(cloud.calls("create")) == 1
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ((0, 0), ("done", 0)),
+        ((None, 0), ("running", 0)),
+        ((None, 3), ("ending", 3)),
+        ((0, 3), ("ended", 3)),
+        ((1, 42), ("ended", 42)),
+        ((0,), ("missing", 0)),
+    ],
+)
+def test_verdict(codes, expected):
+    assert verdict([Worker(f"w-{i}", code, 0) for i, code in enumerate(codes)], 2) == expected
