@@ -5,8 +5,9 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed
 BEAM := .venv-beam
 BEAM_READY := $(BEAM)/.installed
+PLAN_READY := $(VENV)/.installed-plan
 
-.PHONY: quickstart recall test lint format clean
+.PHONY: quickstart recall plan-paper test lint format clean
 
 quickstart: $(READY)
 	@$(RUN) -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
@@ -17,6 +18,9 @@ quickstart: $(READY)
 
 recall: $(READY)
 	@$(RUN) -m benchmarks.recall --output=runs/recall
+
+plan-paper: $(PLAN_READY)
+	@$(RUN) -m benchmarks.plan_paper
 
 test: lint $(BEAM_READY)
 	$(RUN) -m pytest -n 2 --dist worksteal
@@ -36,6 +40,11 @@ $(READY): requirements.txt pyproject.toml
 	@echo 'Setting up $(VENV) (about two minutes and 3 GB, once) ...'
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements.txt -e .
+	@touch $@
+
+# The TPU compiler, to plan for TPUs on a machine that has none.
+$(PLAN_READY): $(READY) requirements-plan.txt
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-plan.txt
 	@touch $@
 
 # Apache Beam lives apart: it wants an older protobuf than TensorFlow.

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 
 import jax
-import jax.extend
 import numpy as np
 from jax.sharding import Mesh
 
@@ -23,6 +22,7 @@ from benchmarks.interleaved import medians
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
+from block_recurrent.planning.flops import product_flops
 from block_recurrent.training.optimizers import adafactor, inverse_square_root
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
@@ -38,19 +38,6 @@ LAYERS = {
     "small": {"slide": "4*slide", "rec": "2*slide rec slide"},
     "base": {"slide": "13*slide", "rec": "9*slide rec 2*slide"},
 }
-
-
-def product_flops(jaxpr) -> float:
-    """FLOPs of the matrix products of a traced program, those in a scan times its length."""
-    total = 0.0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            depth = np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
-            total += 2.0 * np.prod(equation.outvars[0].aval.shape) * depth
-        inner = [product_flops(part) for part in jax.extend.core.jaxprs_in_params(equation.params)]
-        total += sum(inner) * equation.params.get("length", 1)
-    return total
 
 
 def make_trainer(spec: str, size: dict, mesh: Mesh, build: Callable = stack, scan_depth=True, health=False) -> Trainer:

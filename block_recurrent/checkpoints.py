@@ -1,11 +1,13 @@
 """Orbax behind a small facade: one atomic save of everything, and parameters alone for those who only look."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from block_recurrent.errors import UserError, first_line
@@ -16,15 +18,19 @@ PARAMS, TRAINING, CURSOR = "params", "training", "cursor"
 class Checkpoints:
     """The checkpoints of a run, by step: parameters, the rest of the training state, and the data cursor."""
 
-    def __init__(self, folder: str | Path, keep: int = 3):
+    def __init__(self, folder: str | Path, keep: int = 3, keep_every: int | None = None):
         # Orbax reports every file it touches, and a failed save once for each of its parts; what matters it raises.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-        self.folder = Path(folder).absolute()
+        self.folder = epath.Path(folder)
+        if "://" not in str(folder):
+            self.folder = epath.Path(Path(folder).absolute())
+        kept = [checkpoint_managers.LatestN(keep)]
+        kept += [checkpoint_managers.EveryNSteps(keep_every)] if keep_every else []
         self.manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=checkpoint_managers.LatestN(keep),
+                preservation_policy=checkpoint_managers.AnyPreservationPolicy(kept),
                 enable_async_checkpointing=True,
             ),
             item_handlers={
@@ -62,11 +68,11 @@ class Checkpoints:
         )
         return restored[PARAMS], restored[TRAINING], restored[CURSOR]
 
-    def restore_params(self, step: int, params: Any) -> Any:
-        """The parameters alone, given a tree of shapes, onto one device of this process."""
+    def restore_params(self, step: int, params: Any, dtype: Any = None) -> Any:
+        """The parameters alone, given a tree of shapes, onto one device of this process, in another type if asked."""
         # A target without a sharding asks for the devices of the training run.
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        target = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), params)
+        target = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype or a.dtype, sharding=here), params)
         return self._restore(step, {PARAMS: ocp.args.StandardRestore(target)})[PARAMS]
 
     def _restore(self, step: int, items: dict) -> dict:
@@ -78,12 +84,16 @@ class Checkpoints:
             others = [other for other in self.steps() if other != step]
             raise UserError(
                 f"checkpoint {self.folder / str(step)} is damaged or of another model ({first_line(error)[:160]}); "
-                + (
-                    f"remove that folder to go on from step {max(others)}"
-                    if others
-                    else "it is the only one of this run"
-                )
+                + (f"--skip_damaged goes on from step {max(others)}" if others else "it is the only one of this run")
             ) from error
+
+    def set_aside(self, step: int, together: Callable[[str], None]) -> None:
+        """Renames a step's folder, so that it is no checkpoint any more; `together` waits for a run's processes."""
+        together(f"checkpoint {step} is damaged")
+        if jax.process_index() == 0:
+            (self.folder / str(step)).rename(self.folder / f"damaged_{step}")
+        together(f"checkpoint {step} is set aside")
+        self.manager.reload()
 
     def wait(self) -> None:
         self.manager.wait_until_finished()

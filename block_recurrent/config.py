@@ -6,6 +6,7 @@ Only gin files and commands know about gin; the library takes plain arguments.
 import copy
 import difflib
 import functools
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ TRUSTED = (
 # A run may go on longer, be watched more closely or run on other devices without being another run.
 MAY_CHANGE = {"STEPS", "STORE", "DATA", "FSDP", "TENSOR"}
 MAY_CHANGE |= {"train.steps", "train.log_every", "train.evaluate_every", "train.evaluation_batches"}
-MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.mesh", "train.store"}
+MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.keep_every", "train.mesh", "train.store"}
 MAY_CHANGE |= {"make_mesh.data", "make_mesh.fsdp", "make_mesh.tensor"}
 
 
@@ -106,6 +107,13 @@ def parameters_named_in(message: str) -> list[str]:
         return []
 
 
+def names_given_to(function: Callable) -> set[str]:
+    """Names of the arguments that the configuration gives to a function; none where it does not mention it."""
+    if function not in gin.config._INVERSE_REGISTRY:
+        return set()
+    return set(gin.get_bindings(function, resolve_references=False))
+
+
 def bindings_of(function: Callable | str, *names: str) -> dict[str, Any]:
     """The arguments that the configuration gives to a function, built: all, or those named."""
 
@@ -126,6 +134,11 @@ def configured(function: Callable, **supplied: Any) -> Callable:
     return functools.partial(gin.get_configurable(function), **supplied)
 
 
+def fingerprint() -> str:
+    """A short hash of the configuration."""
+    return hashlib.sha256(gin.config_str().encode()).hexdigest()[:12]
+
+
 def save_config(workdir: Path) -> None:
     """Writes the flat configuration and every value in use, or refuses a workdir whose run had another."""
     given, file = gin.config_str(), workdir / CONFIG
@@ -141,7 +154,10 @@ def save_config(workdir: Path) -> None:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Writes a file at once: whoever reads it meanwhile sees the old text or the new."""
+    """Writes a file at once: whoever reads it meanwhile sees the old text or the new, as they always do in a bucket."""
+    if "://" in str(file):
+        file.write_text(text)
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.partial")
     partial.write_text(text)

@@ -5,7 +5,6 @@ python -m block_recurrent.train --gin_file=... --gin.STEPS=2000 --gin.train.seed
 """
 
 import shlex
-from pathlib import Path
 
 from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.errors import run_command
@@ -15,24 +14,56 @@ from block_recurrent.kept_memory import keep_memory
 def main(arguments: list[str]) -> None:
     parser = command_parser("train", __doc__)
     parser.add_argument("--gin_file", action="append", required=True, help="a gin config; may be given several times")
-    parser.add_argument("--workdir", required=True, type=Path, help="the run's folder; one that was stopped goes on")
+    parser.add_argument("--workdir", required=True, help="the run's folder, or gs://...; one that was stopped goes on")
+    several = parser.add_argument_group("several processes (on a TPU slice and under Slurm they find each other)")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    several.add_argument("--processes", type=int, help="how many there are")
+    several.add_argument("--process", type=int, help="which of them this is, from 0")
+    several.add_argument("--patience", type=float, default=120.0, help="seconds to wait for the others (default: 120)")
+    parser.add_argument("--skip_damaged", action="store_true", help="go on from the last checkpoint that can be read")
+    parser.add_argument("--profile", action="store_true", help="trace a few steps: TensorBoard and Perfetto open it")
     options, bindings = gin_bindings(parser, arguments)
 
     import jax
+    from etils import epath
 
     from block_recurrent import config
+    from block_recurrent.data.store import open_store
     from block_recurrent.inference.run import save_run
+    from block_recurrent.training import processes
     from block_recurrent.training.loop import train
 
+    processes.join(options.coordinator, options.processes, options.process, options.patience)
     config.parse(options.gin_file, bindings)
+    if processes.client() is not None:
+        store = open_store(config.bindings_of(train, "store")["store"])
+        processes.agree(
+            "start",
+            {
+                "version of jax": jax.__version__,
+                "code": processes.code_version(),
+                "config": config.fingerprint(),
+                "data store": store.fingerprint(),
+                "workdir": options.workdir,
+            },
+            options.patience,
+        )
 
     def started(store) -> None:
         if jax.process_index() == 0:
-            config.save_config(options.workdir)
-            save_run(options.workdir, store, shlex.join(arguments))
+            config.save_config(epath.Path(options.workdir))
+            save_run(epath.Path(options.workdir), store, shlex.join(arguments))
 
-    config.configured(train, workdir=str(options.workdir), started=started)()
-    print(f"\nThe run is in {options.workdir}; python -m block_recurrent.report {options.workdir} sums it up.")
+    config.configured(
+        train,
+        workdir=options.workdir,
+        started=started,
+        patience=options.patience,
+        skip_damaged=options.skip_damaged,
+        profile_steps=5 if options.profile else 0,
+    )()
+    if jax.process_index() == 0:
+        print(f"\nThe run is in {options.workdir}; python -m block_recurrent.report {options.workdir} sums it up.")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ ALLOWED = {
     "block_recurrent.errors": set(),
     "block_recurrent.kept_memory": set(),
     "block_recurrent.quiet": set(),
+    "block_recurrent.slices": {"block_recurrent.errors"},
     "block_recurrent.data": {"block_recurrent.errors", "block_recurrent.quiet"},
     "block_recurrent.layers": {"block_recurrent.errors"},
     "models": {"block_recurrent.layers", "block_recurrent.errors"},
@@ -35,6 +36,11 @@ ALLOWED = {
         "block_recurrent.inference",
         "block_recurrent.layers",
         "block_recurrent.quiet",
+    },
+    "block_recurrent.planning": {
+        "block_recurrent.errors",
+        "block_recurrent.slices",
+        "block_recurrent.training",
     },
 }
 FILES = [*(ROOT / "block_recurrent").rglob("*.py"), *(ROOT / "models").rglob("*.py")]
@@ -68,7 +74,7 @@ def test_imports_go_one_way(file):
         assert "gin" not in imported, "only gin files and commands know about gin"
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "prepare", "report"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate", "plan", "prepare", "report"])
 def test_help_answers_without_loading_jax_or_tensorflow(command):
     program = (
         "import sys\n"

@@ -6,6 +6,7 @@ fetched ahead of the rows that need them. A mixture is a store that names others
 
 import bisect
 import functools
+import hashlib
 import io
 import itertools
 import json
@@ -134,6 +135,11 @@ class Store:
                     f"{store.folder} has changed since {self.folder} was made of it: make the mixture again"
                 )
         return members
+
+    def fingerprint(self) -> str:
+        """What a run depends on, as one short hash: the tokens, their order and their vocabulary."""
+        about = [contents(self), self.manifest["vocabulary"]]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
 
     def has(self, name: str) -> bool:
         """Whether there is anything to predict in a split."""

@@ -72,6 +72,7 @@ class Evaluator:
         segment: int,
         place: Callable = lambda batch: batch,
         local: tuple[int, ...] | None = None,
+        initial: Callable | None = None,
         uncut: bool = False,
     ):
         self.model, self.rows, self.segment, self.place = model, rows, segment, place
@@ -84,7 +85,7 @@ class Evaluator:
             return jnp.sum(losses * batch["weights"]), jnp.sum(batch["weights"]), memory
 
         self._total = jax.jit(total, donate_argnums=2)
-        self._initial = jax.jit(lambda: model.initial_state(rows))
+        self._initial = initial or jax.jit(lambda: model.initial_state(rows))
 
     def __call__(
         self, params, split: Split | Mixture, batches: int | None = None, progress: Callable = lambda done, total: None

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 from flax import linen as nn
 
 from block_recurrent.checkpoints import Checkpoints
@@ -29,9 +30,9 @@ def save_run(workdir: Path, store: Store, command: str) -> None:
         "splits": contents(store),
         "vocabulary": store.manifest["vocabulary"],
     }
-    file = workdir / RUN
+    file = epath.Path(workdir) / RUN
     if file.exists():
-        before = read_about(workdir)
+        before = read_about(epath.Path(workdir))
         if before["vocabulary"] != about["vocabulary"]:
             raise UserError(
                 f"{store.folder} has another vocabulary than {workdir} was trained with: prepare it with the run's "
@@ -88,13 +89,13 @@ class Run:
             raise UserError(f"{self.workdir} has no checkpoint of step {step}: it has {', '.join(map(str, steps))}")
         return steps[-1] if step is None else step
 
-    def params(self, step: int) -> Any:
-        """The parameters of a step, on one device."""
+    def params(self, step: int, dtype: Any = None) -> Any:
+        """The parameters of a step, on one device; as bfloat16 or another type if asked."""
         tokens = jnp.zeros((1, self.model.block), jnp.int32)
         shapes = jax.eval_shape(
             lambda: self.model.init(jax.random.key(0), tokens, self.model.initial_state(1), tokens.astype(bool))
         )
-        return self.checkpoints.restore_params(step, nn.unbox(shapes)["params"])
+        return self.checkpoints.restore_params(step, nn.unbox(shapes)["params"], dtype)
 
 
 def open_run(workdir: str | Path, trust: list[str] | None = None, bindings: Sequence[str] = ()) -> Run:

@@ -34,8 +34,22 @@ def pattern(spec: str, layers: Mapping[str, nn.Module | Callable[[], nn.Module]]
     return tuple(stack)
 
 
-def stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = False) -> "Stack":
-    """Builds a stack; with `scan_depth`, equal neighbours are compiled once and hold stacked parameters."""
+# What the backward pass finds saved of a layer, by the value of `remat`; the rest is computed again.
+REMAT = {
+    False: None,
+    True: jax.checkpoint_policies.nothing_saveable,
+    "products": jax.checkpoint_policies.dots_saveable,  # of every matrix product
+    "projections": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of products with parameters alone
+}
+
+
+def stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool | str = False) -> "Stack":
+    """Builds a stack; with `scan_depth`, equal neighbours are compiled once and hold stacked parameters.
+
+    `remat` computes layers again in the backward pass: all of them (True), or all but "products" or "projections".
+    """
+    if remat not in REMAT:
+        raise UserError(f"remat is {remat!r}: give one of {', '.join(map(repr, REMAT))}")
     return Stack(*runs_of(layers, lambda layer: scan_depth), remat=remat)
 
 
@@ -70,7 +84,7 @@ class Stack(nn.Module):
 
     layers: tuple[nn.Module, ...]
     depths: tuple[int, ...]
-    remat: bool = False
+    remat: bool | str = False
 
     @property
     def block(self) -> int:
@@ -101,7 +115,7 @@ class Stack(nn.Module):
                 return jnp.concatenate([head, tail], axis=1), state
             return layer(x, state, start, *shown)
 
-        run = nn.remat(run, prevent_cse=False) if self.remat else run
+        run = nn.remat(run, prevent_cse=False, policy=REMAT[self.remat]) if self.remat else run
         next_state = []
         for layer, depth, layer_state in zip(self.layers, self.depths, state, strict=True):
             if depth > 1:

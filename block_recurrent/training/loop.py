@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import jax
+from etils import epath
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -16,6 +16,8 @@ from block_recurrent.errors import Preempted, UserError
 from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
+from block_recurrent.training.processes import PATIENCE, Attendance, agree, meet
+from block_recurrent.training.profiling import Profile
 from block_recurrent.training.reporting import LateMetrics, Reporter
 from block_recurrent.training.sharding import RULES, check_rows, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
@@ -39,14 +41,21 @@ def train(
     evaluation_batches: int | None = None,
     checkpoint_every: int = 1000,
     keep_checkpoints: int = 3,
+    keep_every: int | None = None,
+    patience: float = PATIENCE,
+    skip_damaged: bool = False,
+    profile_steps: int = 0,
     started: Callable[[Store], None] = lambda store: None,
 ) -> None:
     """Trains up to `steps`, from the latest checkpoint in `workdir` if there is one.
 
     `rows` documents are read side by side, `segment` tokens of each a step; `accumulate` splits the rows of a step.
+    The latest `keep_checkpoints` checkpoints stay, and those at multiples of `keep_every` steps.
     With `health` the metrics tell how recurrent states fare (block_recurrent/layers/health.py).
     Every `evaluate_every` steps the first `evaluation_batches` batches of the validation split are evaluated (all by
-    default). `started` is called once everything has been checked and nothing has been written.
+    default). With several processes none waits longer than `patience` seconds for another at the start. A checkpoint
+    that cannot be read ends the run, or with `skip_damaged` is set aside for the one before it. `profile_steps` are
+    traced into the workdir. `started` is called once everything has been checked and nothing has been written.
     """
     check_counts(
         steps=steps,
@@ -60,45 +69,59 @@ def train(
     )
     data = open_store(store)
     check_vocabulary(model, data)
+    device = jax.local_devices()[0]
+    facts = {"kind of device": device.device_kind, "number of devices": str(jax.local_device_count())}
+    agree("devices", facts, patience)
     mesh = make_mesh() if mesh is None else mesh
     check_rows(rows, mesh, accumulate)
     trainer = Trainer(model, optimizer, mesh, rows, accumulate, health)
     stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=trainer.local_rows())
     held_out = data.split("validation") if data.has("validation") else None
-    evaluator = Evaluator(model, rows, segment, trainer.place, trainer.local_rows())
+    evaluator = Evaluator(model, rows, segment, trainer.place, trainer.local_rows(), trainer.initial_memory)
 
     started(data)
-    checkpoints = Checkpoints(Path(workdir) / "checkpoints", keep_checkpoints)
-    state, position = resume(trainer, checkpoints) or (trainer.init(seed), Position(stream.begin()))
+    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", keep_checkpoints, keep_every)
+    state, position = resume(trainer, checkpoints, skip_damaged) or (trainer.init(seed), Position(stream.begin()))
     resumed_at = step = int(state.step)
     cursor, evaluated = position.cursor, position.evaluated
-    report = Reporter(Path(workdir), steps, step, active=jax.process_index() == 0)
+    report = Reporter(epath.Path(workdir), steps, step, active=jax.process_index() == 0)
     metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens)
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
 
+    meet("first step", patience)
     batches = stream.ahead(cursor, trainer.place)
-    with StopRequest() as stop, closing(checkpoints), closing(report), closing(batches):
+    with (
+        StopRequest() as stop,
+        closing(checkpoints),
+        closing(report),
+        closing(batches),
+        closing(Attendance(patience)) as attendance,
+        closing(Profile(epath.Path(workdir) / "profile", step, profile_steps)) as profile,
+    ):
         while True:
+            attendance.at(step)
+            asked = stop.due(step)
             due = held_out is not None and evaluated < step and (step % evaluate_every == 0 or step == steps)
-            if due and not stop.requested:
+            if due and not asked:
                 metrics.flush()
                 with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
                     report.validation(step, evaluator(state.params, held_out, evaluation_batches))
                 evaluated = step
                 metrics.restart_clock()
-            if step > resumed_at and (stop.requested or step % checkpoint_every == 0 or step == steps):
+            if step > resumed_at and (asked or step % checkpoint_every == 0 or step == steps):
                 metrics.flush()  # a step that is not finite is found before it is saved
                 position = Position(cursor, metrics.nats, metrics.tokens, evaluated)
-                checkpoints.save(step, state.params, all_but_params(state), asdict(position))
-            if stop.requested:
+                with metrics.spending("checkpoint"):
+                    checkpoints.save(step, state.params, all_but_params(state), asdict(position))
+            if asked:
                 checkpoints.wait()
-                raise Preempted(
-                    f"{stop.requested}: saved step {step} of {steps} in {workdir}; the same command goes on"
-                )
+                raise Preempted(f"{asked}: saved step {step} of {steps} in {workdir}; the same command goes on")
             if step >= steps:
                 break
-            batch, cursor = next(batches)
+            profile.at(step)
+            with metrics.spending("data"):
+                batch, cursor = next(batches)
             state, step_metrics = trainer.step(state, batch)
             step += 1
             metrics.push(step, step_metrics)
@@ -114,12 +137,19 @@ class Position:
     evaluated: int = 0  # the last step that was
 
 
-def resume(trainer: Trainer, checkpoints: Checkpoints) -> tuple[TrainState, Position] | None:
+def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tuple[TrainState, Position] | None:
     """State and position of the latest checkpoint, or None in a fresh workdir."""
     if not checkpoints.steps():
         return None
-    target = trainer.abstract_state()
-    params, rest, position = checkpoints.restore(checkpoints.steps()[-1], target.params, all_but_params(target))
+    target, step = trainer.abstract_state(), checkpoints.steps()[-1]
+    try:
+        params, rest, position = checkpoints.restore(step, target.params, all_but_params(target))
+    except UserError as error:
+        if not skip_damaged or len(checkpoints.steps()) < 2:
+            raise
+        print(f"set aside: {error}", flush=True)
+        checkpoints.set_aside(step, meet)
+        return resume(trainer, checkpoints, skip_damaged)
     return TrainState(params=params, **rest), Position(**{**position, "cursor": Cursor(**position["cursor"])})
 
 

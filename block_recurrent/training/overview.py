@@ -9,10 +9,15 @@ from jax.sharding import Mesh
 from block_recurrent.data.rows import RowStream
 
 
+def parameter_counts(params) -> tuple[int, int]:
+    """How many parameters there are, and how many without the embedding."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return count, count - sum(leaf.size for name, leaf in params.items() if name.startswith("embedding"))
+
+
 def overview(model: nn.Module, params, mesh: Mesh, rows: int, segment: int, steps: int, stream: RowStream) -> str:
     """Parameters, state, batch and devices of a run, and a table of its parameters."""
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    outside = count - sum(leaf.size for name, leaf in params.items() if name.startswith("embedding"))
+    count, outside = parameter_counts(params)
     state = jax.eval_shape(lambda: model.initial_state(1))
     state_bytes = sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     tokens = rows * segment

@@ -1,12 +1,14 @@
 """What a run tells: TensorBoard through clu, metrics.jsonl, a progress bar on a terminal and plain lines in a log."""
 
+import contextlib
 import json
 import math
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 
 import jax
+from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -18,14 +20,13 @@ from block_recurrent.quiet import import_tensorflow
 class Reporter:
     """Writes a run's metrics and lines; only the main process has one that writes."""
 
-    def __init__(self, workdir: Path, steps: int, resumed_at: int, active: bool = True):
+    def __init__(self, workdir: epath.Path, steps: int, resumed_at: int, active: bool = True):
         self.active, self.steps = active, steps
         if not active:
             return
         self.metrics_file = workdir / "metrics.jsonl"
         drop_after(self.metrics_file, resumed_at)
-        # Open for as long as the run reports; `close` closes it.
-        self.log_file = open(workdir / "train.log", "a", buffering=1)  # noqa: SIM115
+        self.log_file = workdir / "train.log"
         self.console = Console()
         self.bar = None
         if sys.stdout.isatty():
@@ -47,20 +48,19 @@ class Reporter:
     def line(self, text: str) -> None:
         """A line for the log and the screen."""
         if self.active:
-            self.log_file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            append(self.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def metrics(self, step: int, values: dict[str, float], text: str) -> None:
         """A row of metrics, and the same as a line where there is no bar to show it."""
         if not self.active:
             return
-        with open(self.metrics_file, "a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        append(self.metrics_file, json.dumps({"step": step, **values}) + "\n")
         self.tensorboard.write_scalars(step, values)
         if self.bar is None:
             self.line(text)
         else:
-            self.log_file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            append(self.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def validation(self, step: int, score: Score) -> None:
         """An evaluation's row."""
@@ -78,7 +78,6 @@ class Reporter:
                 self.bar.stop()
             self.tensorboard.flush()
             self.tensorboard.close()
-            self.log_file.close()
 
 
 class LateMetrics:
@@ -91,7 +90,14 @@ class LateMetrics:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        self.clock, self.timed_steps = time.perf_counter(), 0
+        self.clock, self.timed_steps, self.spent = time.perf_counter(), 0, dict.fromkeys(("data", "checkpoint"), 0.0)
+
+    @contextlib.contextmanager
+    def spending(self, on: str) -> Iterator[None]:
+        """Counts the time of what is done inside towards "data" or "checkpoint"; the rest is the device's."""
+        began = time.perf_counter()
+        yield
+        self.spent[on] += time.perf_counter() - began
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Takes a step's metrics, which may not be there yet, and reports those of the step before."""
@@ -118,14 +124,27 @@ class LateMetrics:
         self.report.advance(step, metrics["loss"], speed)
         if step % self.log_every == 0:
             loss = self.nats / max(self.tokens, 1.0)
-            values = {**metrics, "loss": loss, "tokens": self.tokens, "tokens_per_second": speed}
+            seconds = max(time.perf_counter() - self.clock, 1e-9)
+            shares = {f"{name}_share": spent / seconds for name, spent in self.spent.items()}
+            values = {**metrics, "loss": loss, "tokens": self.tokens, "tokens_per_second": speed, **shares}
             text = f"step {step}: loss {loss:.4f} ({loss / math.log(2):.3f} bits), {speed:,.0f} tokens/s"
+            waits = ", ".join(f"{share:.0%} {name}" for name, share in zip(self.spent, shares.values(), strict=True))
+            text += f" ({waits}, {1 - sum(shares.values()):.0%} device)"
             self.report.metrics(step, values, text)
             self.nats = self.tokens = 0.0
             self.restart_clock()
 
 
-def read_metrics(file: Path) -> list[dict]:
+def append(file: epath.Path, text: str) -> None:
+    """Adds to a file; a bucket's is written anew, for nothing can be added there."""
+    if "://" in str(file):
+        file.write_text((file.read_text() if file.exists() else "") + text)
+        return
+    with open(file, "a") as stream:
+        stream.write(text)
+
+
+def read_metrics(file: epath.Path) -> list[dict]:
     """The rows of a metrics file; a last line cut short by a kill is left out."""
     rows = []
     for line in file.read_text().splitlines() if file.exists() else []:
@@ -136,7 +155,7 @@ def read_metrics(file: Path) -> list[dict]:
     return rows
 
 
-def drop_after(file: Path, step: int) -> None:
+def drop_after(file: epath.Path, step: int) -> None:
     """Forgets what a killed run wrote after the checkpoint that it resumes from."""
     rows = read_metrics(file)
     kept = [row for row in rows if row["step"] <= step]

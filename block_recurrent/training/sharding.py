@@ -1,12 +1,15 @@
 """Which axis of what lives on which axis of the mesh: one table for parameters, optimizer, state and batch."""
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 import optax
 from flax import linen as nn
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from block_recurrent.errors import UserError
 
@@ -26,9 +29,15 @@ RULES = (
 )
 
 
-def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1) -> Mesh:
-    """A mesh over all devices; one size may be -1: whatever is left."""
-    sizes, devices = [data, fsdp, tensor], jax.device_count()
+# Auto: the compiler propagates shardings from the constraints in the layers.
+AXIS_TYPES = (AxisType.Auto,) * len(AXES)
+
+
+def mesh_sizes(
+    devices: int, slices: int = 1, data: int | None = None, fsdp: int = -1, tensor: int = 1
+) -> tuple[int, int, int]:
+    """Sizes of the mesh's axes; one may be -1: whatever is left. By default data is one a slice, fsdp the rest."""
+    sizes = [slices if data is None else data, fsdp, tensor]
     shape = " x ".join(map(str, sizes))
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
         raise UserError(f"mesh {shape}: sizes are positive, and at most one of data, fsdp, tensor is -1")
@@ -36,11 +45,36 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1) -> Mesh:
     sizes = [devices // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != devices:
         raise UserError(f"mesh data x fsdp x tensor = {shape} does not cover the {devices} device(s) here")
-    # Auto: the compiler propagates shardings from the constraints in the layers.
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    if sizes[0] % slices:
+        raise UserError(
+            f"mesh data x fsdp x tensor = {shape}: data is split over {slices} slices, so a multiple of them"
+        )
+    return tuple(sizes)
 
 
-def check_rows(rows: int, mesh: Mesh, accumulate: int = 1) -> None:
+def make_mesh(
+    data: int | None = None, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh over all devices of all hosts, or over those given; between slices there is data parallelism alone."""
+    devices = jax.devices() if devices is None else list(devices)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    sizes = mesh_sizes(len(devices), slices, data, fsdp, tensor)
+    if slices == 1:
+        return jax.make_mesh(sizes, AXES, axis_types=AXIS_TYPES, devices=devices)
+    within = (sizes[0] // slices, *sizes[1:])
+    placed = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices)
+    return Mesh(placed, AXES, axis_types=AXIS_TYPES)
+
+
+@contextlib.contextmanager
+def in_mesh(mesh: Mesh | AbstractMesh) -> Iterator[None]:
+    """Where the names of axes mean those of a mesh; an abstract one, without devices, will do for tracing."""
+    entered = jax.sharding.use_abstract_mesh(mesh) if isinstance(mesh, AbstractMesh) else jax.set_mesh(mesh)
+    with entered, nn.logical_axis_rules(RULES):
+        yield
+
+
+def check_rows(rows: int, mesh: Mesh | AbstractMesh, accumulate: int = 1) -> None:
     """Rows of the batch are split over data and fsdp, and before that into accumulated parts."""
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     if rows % (ways * accumulate):
@@ -51,22 +85,33 @@ def check_rows(rows: int, mesh: Mesh, accumulate: int = 1) -> None:
         )
 
 
-def parameter_specs(boxed, mesh: Mesh):
+def parameter_specs(boxed, mesh: Mesh | AbstractMesh):
     """PartitionSpecs of parameters from the axis names their layers gave them (a tree of boxed shapes)."""
-    specs = nn.logical_to_mesh(nn.get_partition_spec(boxed), RULES)
-    for (path, leaf), spec in zip(
-        jax.tree_util.tree_leaves_with_path(nn.unbox(boxed)),
-        jax.tree.leaves(specs, is_leaf=is_spec),
-        strict=True,
-    ):
-        for size, axis in zip(leaf.shape, spec, strict=False):
-            ways = math.prod(mesh.shape[name] for name in np.atleast_1d(axis)) if axis else 1
+    problems = indivisible(boxed, mesh)
+    if problems:
+        raise UserError(f"{problems[0]}: change the size or the mesh")
+    return logical_specs(boxed)
+
+
+def logical_specs(boxed):
+    return nn.logical_to_mesh(nn.get_partition_spec(boxed), RULES)
+
+
+def indivisible(boxed, mesh: Mesh | AbstractMesh) -> list[str]:
+    """Parameters that a mesh cannot divide evenly, each with the rule that would have it divided."""
+    names = jax.tree.leaves(nn.get_partition_spec(boxed), is_leaf=is_spec)
+    specs = jax.tree.leaves(logical_specs(boxed), is_leaf=is_spec)
+    leaves = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))
+    found = []
+    for (path, leaf), axes, spec in zip(leaves, names, specs, strict=True):
+        for size, name, axis in zip(leaf.shape, axes, spec, strict=False):
+            ways = math.prod(mesh.shape[part] for part in np.atleast_1d(axis)) if axis else 1
             if size % ways:
-                raise UserError(
-                    f"parameter {jax.tree_util.keystr(path)} {leaf.shape}: {size} does not divide over mesh axis "
-                    f"{axis} of {ways}: change the size or the mesh"
+                found.append(
+                    f"parameter {jax.tree_util.keystr(path)} {leaf.shape}: {size} does not divide over {axis} = {ways} "
+                    f"(rule {name} -> {axis})"
                 )
-    return specs
+    return found
 
 
 def optimizer_specs(optimizer: optax.GradientTransformation, params, specs):
@@ -97,7 +142,7 @@ def optimizer_specs(optimizer: optax.GradientTransformation, params, specs):
     return jax.tree_util.tree_map_with_path(spec_of, jax.eval_shape(optimizer.init, params))
 
 
-def named(mesh: Mesh, specs):
+def named(mesh: Mesh | AbstractMesh, specs):
     """NamedShardings of a tree of PartitionSpecs."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from block_recurrent.layers.health import COLLECTION, measures_of
 from block_recurrent.training.optimizers import Optimizer, layer_by_layer
-from block_recurrent.training.sharding import BATCH, RULES, named, optimizer_specs, parameter_specs
+from block_recurrent.training.sharding import BATCH, in_mesh, named, optimizer_specs, parameter_specs
 
 Batch = dict[str, jax.Array]  # inputs, targets, weights, start: each [b n]
 
@@ -29,19 +29,22 @@ class TrainState:
 
 
 class Trainer:
-    """A model and an optimizer compiled over a mesh: `state = init(seed)`, `state, metrics = step(state, batch)`."""
+    """A model and an optimizer compiled over a mesh: `state = init(seed)`, `state, metrics = step(state, batch)`.
+
+    Over an abstract mesh there are shapes, shardings and a traced step, but nothing runs.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        mesh: Mesh,
+        mesh: Mesh | AbstractMesh,
         rows: int,
         accumulate: int = 1,
         health: bool = False,
     ):
         self.model, self.mesh, self.rows = model, mesh, rows
-        boxed = jax.eval_shape(lambda: self._init_params(jax.random.key(0)))
+        boxed = boxed_params(model)
         params = nn.unbox(boxed)
         depths = jax.tree.map(lambda p: p.value.shape[0] if p.names[:1] == ("layers",) else 0, boxed, is_leaf=is_boxed)
         transformation = layer_by_layer(optimizer.transformation, depths)
@@ -59,7 +62,7 @@ class Trainer:
 
         def init(seed: jax.Array) -> TrainState:
             params_key, rng = jax.random.split(jax.random.key(seed))
-            params = nn.unbox(self._init_params(params_key))
+            params = nn.unbox(init_params(model, params_key))
             return TrainState(
                 step=jnp.zeros((), jnp.int32),
                 params=params,
@@ -76,12 +79,12 @@ class Trainer:
             donate_argnums=0,
         )
 
-    def _init_params(self, key: jax.Array):
-        tokens = jnp.zeros((1, self.model.block), jnp.int32)
-        return self.model.init(key, tokens, self.model.initial_state(1), jnp.zeros(tokens.shape, bool))["params"]
+    def initial_memory(self) -> Any:
+        """What every row remembers before its first token, where the training state has it."""
+        return jax.jit(lambda: self.model.initial_state(self.rows), out_shardings=self.shardings.memory)()
 
     def init(self, seed: int) -> TrainState:
-        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+        with in_mesh(self.mesh):
             return self._init(seed)
 
     def abstract_state(self) -> TrainState:
@@ -89,14 +92,20 @@ class Trainer:
         shapes = jax.eval_shape(self._init, 0)
         return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, self.shardings)
 
+    def abstract_batch(self, segment: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, types and sharding of a batch of segments of so many tokens."""
+        types = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32, "start": jnp.bool_}
+        shape, sharding = (self.rows, segment), self.batch_sharding
+        return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}
+
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         """Takes this process's rows of the batch; donates `state`."""
-        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+        with in_mesh(self.mesh):
             return self._step(state, self.place(batch))
 
     def trace(self, state: TrainState, batch: Batch) -> jax.stages.Traced:
-        """The step as a traced program: to count, lower or compile without running it."""
-        with jax.set_mesh(self.mesh), nn.logical_axis_rules(RULES):
+        """The step as a traced program, also of shapes alone: to count, lower or compile without running it."""
+        with in_mesh(self.mesh):
             return self._step.trace(state, self.place(batch))
 
     def local_rows(self) -> tuple[int, ...]:
@@ -108,27 +117,29 @@ class Trainer:
         """Puts this process's rows on its devices, as part of the global batch; what is there already stays."""
         return {
             name: rows
-            if isinstance(rows, jax.Array)
+            if isinstance(rows, jax.Array | jax.ShapeDtypeStruct)
             else jax.make_array_from_process_local_data(self.batch_sharding, rows)
             for name, rows in batch.items()
         }
+
+
+def init_params(model: nn.Module, key: jax.Array):
+    """Fresh parameters, boxed with the names of their axes."""
+    tokens = jnp.zeros((1, model.block), jnp.int32)
+    return model.init(key, tokens, model.initial_state(1), jnp.zeros(tokens.shape, bool))["params"]
+
+
+def boxed_params(model: nn.Module):
+    """Shapes and types of the parameters, boxed with the names of their axes."""
+    return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
 
 
 def is_boxed(value: Any) -> bool:
     return isinstance(value, nn.Partitioned)
 
 
-def make_step(
-    model: nn.Module,
-    optimizer: Optimizer,
-    transformation: optax.GradientTransformation,
-    accumulate: int,
-    health: bool,
-) -> Callable:
-    """The step as a pure function of (state, batch), its rows taken in `accumulate` parts.
-
-    With `health` its metrics tell how the recurrent states fare.
-    """
+def make_loss(model: nn.Module, health: bool) -> Callable:
+    """The loss of a batch as a function of the parameters: its value, and (carried memory, what the layers told)."""
 
     def loss(params, memory, batch: Batch, key: jax.Array, total: jax.Array):
         # `memory` is not trained: this is the one place where gradients are cut between segments.
@@ -143,6 +154,23 @@ def make_step(
             mutable=[COLLECTION] if health else [],
         )
         return jnp.sum(losses * batch["weights"]) / total, (memory, sown)
+
+    return loss
+
+
+def make_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    transformation: optax.GradientTransformation,
+    accumulate: int,
+    health: bool,
+) -> Callable:
+    """The step as a pure function of (state, batch), its rows taken in `accumulate` parts.
+
+    With `health` its metrics tell how the recurrent states fare.
+    """
+
+    loss = make_loss(model, health)
 
     def gradient_of(params, memory, batch: Batch, key: jax.Array, total: jax.Array):
         """Value, carried memory, measures of health, gradient."""

@@ -86,6 +86,11 @@ def test_evaluate_refuses_another_vocabulary(corpus, workdir, tmp_path):
         evaluate.main([str(workdir), f"--store={tmp_path}"])
 
 
+def test_parameters_can_be_had_in_another_type(run):
+    params = run.params(run.step(), jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
+
+
 def test_a_run_refuses_a_store_of_another_vocabulary(corpus, tmp_path):
     save_run(tmp_path, corpus, "train")
     save_run(tmp_path, corpus, "train again")

@@ -76,7 +76,16 @@ def test_all_logits_are_never_held(inputs, params):
         assert (largest >= ROWS * LENGTH * VOCABULARY) == held
 
 
-@pytest.mark.parametrize("options", [{"scan_depth": False}, {"remat": True}, {"remat": True, "scan_depth": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scan_depth": False},
+        {"remat": True},
+        {"remat": "products"},
+        {"remat": "projections"},
+        {"remat": True, "scan_depth": False},
+    ],
+)
 def test_remat_and_depth_scan_change_nothing(inputs, params, options):
     """Same parameters, whether they are stacked, recomputed or neither, give the same losses and gradients."""
     reference = jax.jit(jax.value_and_grad(total_loss(model())))(params, *inputs)

@@ -17,6 +17,7 @@ import pytest
 from block_recurrent import train
 from block_recurrent.data.rows import RowStream
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
+from block_recurrent.training.profiling import Profile
 from block_recurrent.training.reporting import read_metrics
 from block_recurrent.training.step import Trainer
 from tests.training.killed import kill_before_step
@@ -87,8 +88,11 @@ def test_sigterm_saves_and_exits_with_its_own_code(corpus, uninterrupted, tmp_pa
     assert untimed(read_metrics(workdir / "metrics.jsonl")) == untimed(read_metrics(uninterrupted / "metrics.jsonl"))
 
 
+TIMED = ("tokens_per_second", "data_share", "checkpoint_share")
+
+
 def untimed(rows):
-    return sorted(({k: v for k, v in row.items() if k != "tokens_per_second"} for row in rows), key=str)
+    return sorted(({k: v for k, v in row.items() if k not in TIMED} for row in rows), key=str)
 
 
 def test_a_stopped_run_keeps_its_share_of_a_row_of_metrics(corpus, tmp_path, monkeypatch):
@@ -212,11 +216,30 @@ def test_a_mistake_in_the_code_keeps_its_traceback():
         run_command(fail, [])
 
 
-def test_a_damaged_checkpoint_is_named(corpus, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_can_be_skipped(corpus, uninterrupted, tmp_path):
     workdir = tmp_path / "run"
     train.main(arguments(corpus, workdir, "--gin.STEPS=4"))
     for file in (workdir / "checkpoints" / "4" / "params").rglob("*"):
         if file.is_file() and file.parent.name == "d":
             file.write_bytes(b"garbage")
-    with pytest.raises(UserError, match=r"checkpoints/4 is damaged .* go on from step 2"):
+    with pytest.raises(UserError, match=r"checkpoints/4 is damaged .* --skip_damaged goes on from step 2"):
         train.main(arguments(corpus, workdir))
+    train.main(arguments(corpus, workdir, "--skip_damaged"))
+    assert (workdir / "checkpoints" / "damaged_4").is_dir()
+    assert_bit_identical(saved(workdir, 8), saved(uninterrupted, 8))
+
+
+def test_checkpoints_are_kept_by_number_and_by_interval(corpus, tmp_path):
+    train.main(arguments(corpus, tmp_path / "run", "--gin.train.keep_checkpoints=1", "--gin.train.keep_every=4"))
+    assert sorted(int(f.name) for f in (tmp_path / "run" / "checkpoints").iterdir() if f.name.isdigit()) == [4, 8]
+
+
+def test_a_profile_traces_steps_after_the_first(monkeypatch, tmp_path):
+    traced = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **options: traced.append(folder))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: traced.append("stop"))
+    profile = Profile(tmp_path / "profile", begun=10, steps=2)
+    for step in range(10, 18):
+        profile.at(step)
+        traced.append(step)
+    assert traced == [10, 11, 12, str(tmp_path / "profile"), 13, 14, "stop", 15, 16, 17]

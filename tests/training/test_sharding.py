@@ -12,51 +12,82 @@ from jax.sharding import AbstractMesh
 
 from block_recurrent.errors import UserError
 from block_recurrent.training.sharding import check_rows, make_mesh
+from tests.training.test_processes import free_port
 
 PROGRAM = """
 import json, sys, jax
-jax.config.update("jax_num_cpu_devices", 8)
+from block_recurrent.training import processes
+store, devices, names, *several = sys.argv[1:]
+jax.config.update("jax_num_cpu_devices", int(devices))
+if several:
+    processes.join(several[0], 2, int(several[1]))
 from jax.sharding import AxisType
-from block_recurrent.data.rows import RowStream
 from block_recurrent.data.store import open_store
 from block_recurrent.layers.adaptive import Adaptive
 from block_recurrent.training.sharding import make_mesh
-from block_recurrent.training.step import Trainer
 from models.feedback import feedback_stack
 from tests.training.test_step import losses
 
-one = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=jax.devices()[:1])
-meshes = {"one": one, "1x8x1": make_mesh(1, 8, 1), "2x2x2": make_mesh(2, 2, 2)}
-corpus = open_store(sys.argv[1])
-found = {"slide": {name: losses(corpus, mesh=mesh)[0] for name, mesh in meshes.items()}}
-del meshes["1x8x1"]
-others = {
+corpus = open_store(store)
+models = {
+    "slide": {"spec": "2*slide"},
     "recurrent": {"spec": "slide rec"},
     "feedback": {"spec": "2*slide rec", "build": feedback_stack},
     "recurrences": {"spec": "qrnn sru srupp lrn atr"},
     "adaptive": {"spec": "slide", "head": Adaptive(cutoffs=(60, 120), div_value=2), "loss_chunk": 8},
 }
-for model, options in others.items():
-    found[model] = {name: losses(corpus, mesh=mesh, **options)[0] for name, mesh in meshes.items()}
-print(json.dumps(found))
+elementwise = {"spec": "qrnn"}
+found = {}
+for name in names.split(","):
+    sizes = [int(size) for size in name.split("x")]
+    few = jax.devices()[:1] if name == "1x1x1" else None
+    mesh = jax.make_mesh(sizes, ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=few)
+    for model, options in models.items():
+        if model in ("recurrences", "adaptive") and (name in ("8x1x1", "1x8x1") or several):
+            model, options = "elementwise", elementwise  # the many layers of the others on one mesh alone
+        if f"{model} on {name}" in found:
+            continue
+        processes.meet(f"{model} on {name}")
+        found[f"{model} on {name}"] = losses(corpus, mesh=mesh, steps=20, **options)[0]
+    if name == "1x1x1":
+        found[f"elementwise on {name}"] = losses(corpus, mesh=mesh, steps=20, **elementwise)[0]
+if jax.process_index() == 0:
+    print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
-def test_meshes_give_the_same_losses(corpus):
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(corpus.folder)],
+def run_program(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
         cwd=Path(__file__).parents[2],
         # The partitioner's warnings are looked at below: they must be shown, and the program must be compiled.
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "JAX_ENABLE_COMPILATION_CACHE": "false"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    assert run.returncode == 0, run.stderr
-    assert "rematerialization" not in run.stderr, "the partitioner had to replicate an activation"
-    for model, losses in json.loads(run.stdout.splitlines()[-1]).items():
-        for name, seen in losses.items():
-            np.testing.assert_allclose(seen, losses["one"], rtol=1e-5, err_msg=f"{model} on {name}")
+
+
+def losses_of(process: subprocess.Popen) -> dict[str, list[float]]:
+    told, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors
+    assert "rematerialization" not in errors, "the partitioner had to replicate an activation"
+    return json.loads(told.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_devices_meshes_and_processes_give_the_same_losses(corpus):
+    """Law 9: every kind of model, twenty steps: one device, meshes of eight, and two processes of four each."""
+    found = losses_of(run_program(corpus.folder, "8", "1x1x1,8x1x1,1x8x1,2x2x2"))
+    coordinator = f"127.0.0.1:{free_port()}"
+    both = [run_program(corpus.folder, "4", "2x2x2", coordinator, str(i)) for i in range(2)]
+    together = losses_of(both[0])
+    both[1].communicate(timeout=60)
+    assert {name.partition(" ")[0] for name in together} == {"slide", "recurrent", "feedback", "elementwise"}
+    for place, each in (("one process", found), ("two processes", together)):
+        for name, seen in each.items():
+            alone = found[f"{name.partition(' ')[0]} on 1x1x1"]
+            np.testing.assert_allclose(seen, alone, rtol=1e-4, err_msg=f"{name} of {place}")
 
 
 def test_rows_that_do_not_divide_over_the_mesh_are_told():

@@ -38,13 +38,13 @@ def model(scan_depth=True, spec="2*slide", build=stack, **options):
 def losses(corpus, accumulate=1, optimizer=None, steps=4, mesh=None, **options):
     optimizer = optimizer or optimizers.adafactor(optimizers.inverse_square_root(warmup=4))
     trainer = Trainer(model(**options), optimizer, mesh or make_mesh(), rows=8, accumulate=accumulate)
-    stream = RowStream(corpus.split("train"), rows=8, segment=16, block=8)
+    stream = RowStream(corpus.split("train"), rows=8, segment=16, block=8, local=trainer.local_rows())
     state, cursor, seen = trainer.init(0), stream.begin(), []
     for _ in range(steps):
         batch, cursor = stream.read(cursor)
         state, metrics = trainer.step(state, batch)
         seen.append(float(metrics["loss"]))
-    return seen, jax.device_get(state.memory)
+    return seen, state.memory
 
 
 def test_accumulated_parts_equal_one_step(corpus):

@@ -1,0 +1,99 @@
+"""Says what a run will cost on a slice of accelerators, on a machine that has none: no data is opened, nothing runs.
+
+python -m block_recurrent.plan --gin_file=configs/pg19/rec_fixed_skip.gin --slice=v4-64 --fast  # shapes alone, seconds
+python -m block_recurrent.plan --gin_file=... --slice=v4-64 --slice=v5litepod-32  # compiled for each: minutes
+
+Without --fast the real training step is compiled by the TPU's own compiler (pip install -r requirements-plan.txt), and
+what it said is kept in ~/.cache/block_recurrent/plan. Slices: v4-64, v5litepod-32 (or v5e-32), v5p-128, v6e-64, two of
+them 2xv5litepod-32; GPUs, by shapes alone: a100-80gb-8, h100-8.
+"""
+
+import json
+import os
+import sys
+
+from block_recurrent.commandline import command_parser, gin_bindings
+from block_recurrent.errors import UserError, run_command
+from block_recurrent.slices import find
+
+
+def main(arguments: list[str]) -> None:
+    parser = command_parser("plan", __doc__)
+    parser.add_argument("--gin_file", action="append", required=True, help="a gin config; may be given several times")
+    parser.add_argument("--slice", action="append", required=True, help="where to run; may be given several times")
+    parser.add_argument("--fast", action="store_true", help="from shapes alone: nothing is compiled")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output, and nothing else")
+    parser.add_argument("--tokens", type=float, help="the budget to estimate time for; the config's steps by default")
+    parser.add_argument(
+        "--utilisation", type=float, default=0.4, help="share of the peak FLOP/s that estimates assume (default 0.4)"
+    )
+    options, bindings = gin_bindings(parser, arguments)
+    if not 0 < options.utilisation <= 1:
+        raise UserError(f"--utilisation={options.utilisation}: give a share of the peak, above 0 and up to 1")
+    if options.tokens is not None and not options.tokens >= 1:
+        raise UserError(f"--tokens={options.tokens}: give a number of tokens, 1 or more")
+    slices = list(dict.fromkeys(map(find, options.slice)))
+    # A TPU or GPU that is here is left to others, and no metadata server is asked about it.
+    os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
+
+    from block_recurrent import config
+    from block_recurrent.planning import compiling, tables
+
+    config.parse(options.gin_file, bindings)
+    training = configured_training()
+    found = make_plans(training, slices, options.tokens, options.utilisation, options.fast)
+    needed = not options.fast and any(where.kind == "tpu" for where in slices)
+    missing = compiling.MISSING if needed and compiling.libtpu_version() is None else None
+    if options.json:
+        document = {"gin_files": options.gin_file, "bindings": bindings, "missing": missing, "plans": found}
+        print(json.dumps(document, indent=2))
+        return
+    tables.show(found)
+    if missing:
+        print(missing)
+
+
+def configured_training():
+    """The run of the parsed config, without its data and with no more of its mesh than the sizes."""
+    from block_recurrent import config
+    from block_recurrent.planning.shapes import Training
+    from block_recurrent.training.loop import check_counts, train
+    from block_recurrent.training.sharding import make_mesh
+
+    given = config.names_given_to(train)
+    missing = sorted({"model", "optimizer", "steps", "rows", "segment"} - given)
+    if missing:
+        raise UserError(f"the config gives no value for {', '.join(f'train.{name}' for name in missing)}")
+    names = given & {"model", "optimizer", "steps", "rows", "segment", "accumulate", "health"}
+    settings = {"accumulate": 1, "health": False, **config.bindings_of(train, *names)}
+    check_counts(**{name: settings[name] for name in ("steps", "rows", "segment", "accumulate")})
+    mesh = {}
+    if "mesh" in given and (sizes := config.names_given_to(make_mesh)):
+        mesh = config.bindings_of(make_mesh, *sizes)
+    return Training(**settings, mesh=mesh)
+
+
+def make_plans(training, slices: list, tokens: float | None, utilisation: float, fast: bool) -> list[dict]:
+    """One report a slice: of shapes, and of the compiler where it can be had."""
+    from block_recurrent.planning.compiling import advice, libtpu_version, plan_of_compiler
+    from block_recurrent.planning.shapes import count_work, plan_of_shapes
+
+    budget = training.steps * training.tokens_per_step if tokens is None else int(tokens)
+    work, plans = {}, []
+    for where in slices:
+        if where.kind not in work:
+            work[where.kind] = count_work(training, where.kind)
+        report = plan_of_shapes(training, where, work[where.kind], budget, utilisation)
+        report |= {"compiled": None, "advice": []}
+        if not fast and where.kind == "tpu" and report["bytes_per_device"] and libtpu_version() is not None:
+            print(f"compiling for {where.name} (minutes, unless it was done before) ...", file=sys.stderr, flush=True)
+            report["compiled"] = plan_of_compiler(training, where)
+        too_large = report["compiled"] and not report["compiled"]["fits"]
+        if report["bytes_per_device"] and (too_large or report["problems"]):
+            report["advice"] = advice(training, report)
+        plans.append(report)
+    return plans
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,28 @@
+"""A trace of a few steps, for TensorBoard's profiler or ui.perfetto.dev."""
+
+import jax
+from etils import epath
+
+WARM_UP = 3  # steps that compile and settle
+
+
+class Profile:
+    """Traces `steps` steps, once a few have been taken since `begun`; none where `steps` is 0."""
+
+    def __init__(self, folder: epath.Path, begun: int, steps: int):
+        self.folder, self.tracing = folder, False
+        self.first, self.last = begun + WARM_UP, begun + WARM_UP + steps
+
+    def at(self, step: int) -> None:
+        """Told of every step before it is taken."""
+        if self.tracing and step >= self.last:
+            self.close()
+        elif step == self.first < self.last:
+            jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
+            self.tracing = True
+
+    def close(self) -> None:
+        if self.tracing:
+            self.tracing = False
+            jax.profiler.stop_trace()
+            print(f"profile: tensorboard --logdir={self.folder}, or perfetto_trace.json.gz below it in ui.perfetto.dev")

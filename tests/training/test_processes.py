@@ -1,0 +1,173 @@
+"""Two real processes on this machine: one run, one data order, one stop; and who does not fit is named."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from block_recurrent.errors import MISTAKE, PREEMPTED, UserError
+from block_recurrent.training import processes
+from block_recurrent.training.reporting import append, read_metrics
+
+ROOT = Path(__file__).parents[2]
+TINY = str(ROOT / "tests" / "tiny.gin")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start(process: int, port: int, devices: int, arguments: list[str], module: list[str]) -> subprocess.Popen:
+    together = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={process}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", *module, *arguments, *together],
+        cwd=ROOT,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def pair(*arguments: list[str], modules=(["block_recurrent.train"],) * 2, devices: int = 2) -> list[tuple[int, str]]:
+    """Exit code and standard error of two processes of one run, with their arguments."""
+    port = free_port()
+    running = [start(i, port, devices, arguments[i], modules[i]) for i in range(2)]
+    try:
+        told = [process.communicate(timeout=240)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(running, told, strict=True)]
+
+
+def train_arguments(corpus, workdir, *more) -> list[str]:
+    return [f"--gin_file={TINY}", f"--workdir={workdir}", f"--gin.STORE='{corpus.folder}'", *more]
+
+
+def losses(workdir) -> dict[int, float]:
+    return {row["step"]: row["loss"] for row in read_metrics(Path(workdir) / "metrics.jsonl") if "loss" in row}
+
+
+def alone(arguments, devices: int = 1) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "block_recurrent.train", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": str(devices)},
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_of_two_stops_both_and_one_goes_on_alone(corpus, tmp_path):
+    """Law 10 across machines: stopped on two processes of two devices each, gone on with by one on another mesh."""
+    alone(train_arguments(corpus, tmp_path / "whole"))
+    killed = ["tests.training.killed", "3", str(int(signal.SIGTERM))]
+    arguments = train_arguments(corpus, tmp_path / "stopped")
+    ended = pair(arguments, arguments, modules=(["block_recurrent.train"], killed))
+    assert [code for code, _ in ended] == [PREEMPTED, PREEMPTED], ended
+    steps = [int(re.search(r"SIGTERM: saved step (\d+) of 8", told)[1]) for _, told in ended]
+    assert steps[0] == steps[1] < 8, "both saved the same step"
+    alone([*arguments, "--gin.FSDP=1", "--gin.make_mesh.data=4"], devices=4)
+    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "stopped")
+    assert list(whole) == list(resumed) == list(range(1, 9))
+    np.testing.assert_allclose(list(resumed.values()), list(whole.values()), rtol=1e-4)
+    cursors = [
+        json.loads((tmp_path / run / "checkpoints" / "8" / "cursor" / "metadata").read_text())["cursor"]
+        for run in ("whole", "stopped")
+    ]
+    assert cursors[0] == cursors[1], "the same data"
+
+
+@pytest.mark.slow
+def test_a_process_with_another_config_is_named_by_all(corpus, tmp_path):
+    arguments = train_arguments(corpus, tmp_path / "run")
+    ended = pair(arguments, [*arguments, "--gin.train.seed=7"])
+    for code, told in ended:
+        assert code == MISTAKE
+        assert re.search(r"^error: process 1 has another config than process 0: \w+ and not \w+;", told, re.M), told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_come_is_named(corpus, tmp_path):
+    process = start(
+        0, free_port(), 2, [*train_arguments(corpus, tmp_path / "run"), "--patience=6"], ["block_recurrent.train"]
+    )
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == MISTAKE
+    assert told.splitlines()[-1].startswith("error: process 1 of 2 did not come within 6 s"), told
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("127.0.0.1:1", 2, None), "go together"),
+        (("127.0.0.1", 2, 0), "give HOST:PORT"),
+        (("127.0.0.1:1", 2, 2), "the numbers are 0 to 1"),
+    ],
+)
+def test_flags_that_do_not_fit_are_told(flags, told):
+    with pytest.raises(UserError, match=told):
+        processes.join(*flags)
+
+
+def test_a_run_of_one_process_asks_no_cluster(monkeypatch):
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
+    processes.join()
+    assert processes.client() is None
+
+
+class Store:
+    """A key-value store in which process 1 is behind and process 2 has never been."""
+
+    def key_value_dir_get(self, prefix):
+        return [(f"{prefix}0", "12"), (f"{prefix}1", "9")]
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self.said = (key, value)
+
+
+def test_a_wait_that_lasts_too_long_names_who_is_missing(monkeypatch):
+    store = Store()
+    monkeypatch.setattr(processes, "client", lambda: store)
+    monkeypatch.setattr(processes.distributed.global_state, "num_processes", 3)
+    monkeypatch.setattr(processes.distributed.global_state, "process_id", 0)
+    attendance = processes.Attendance(patience=1000)
+    attendance.at(12)
+    assert store.said == ("block_recurrent/step/0", "12")
+    assert attendance._late() == "process 2 is not there, process 1 was last seen at step 9"
+    attendance.close()
+
+
+def test_what_is_added_to_a_file_in_a_bucket_is_written_with_the_rest():
+    class File:
+        text = None
+
+        def __str__(self):
+            return "gs://bucket/metrics.jsonl"
+
+        def exists(self):
+            return self.text is not None
+
+        def read_text(self):
+            return self.text
+
+        def write_text(self, text):
+            self.text = text
+
+    file = File()
+    for line in ("a\n", "b\n"):
+        append(file, line)
+    assert file.text == "a\nb\n"
