@@ -31,8 +31,8 @@ from tests.training.test_step import losses
 corpus = open_store(store)
 models = {
     "slide": {"spec": "2*slide"},
-    "recurrent": {"spec": "slide rec"},
-    "feedback": {"spec": "2*slide rec", "build": feedback_stack},
+    "recurrent": {"spec": "rec"},
+    "feedback": {"spec": "slide rec", "build": feedback_stack},
     "recurrences": {"spec": "qrnn sru srupp lrn atr"},
     "adaptive": {"spec": "slide", "head": Adaptive(cutoffs=(60, 120), div_value=2), "loss_chunk": 8},
 }
