@@ -58,8 +58,8 @@ def lines(plan: dict) -> dict[str, str]:
         "estimate: tokens": told(estimate.get("tokens"), "{:,}"),
         "estimate: time": told(estimate.get("hours"), "{:,.1f} h"),
         "estimate: chip-hours": told(estimate.get("chip_hours"), "{:,.0f}"),
+        "a device's HBM": size(plan["hbm_bytes"]),
         "compiler: HBM per device": size(compiled.get("used_bytes")),
-        "  of": size(plan["hbm_bytes"]),
         "  fits": verdict(compiled) if compiled else NOT_KNOWN,
         "compiler: seconds": told(compiled.get("compile_seconds"), "{:.0f}")
         + (" (before)" if compiled.get("cached") else ""),
