@@ -19,7 +19,7 @@ from block_recurrent.training.overview import overview
 from block_recurrent.training.processes import PATIENCE, Attendance, agree, meet
 from block_recurrent.training.profiling import Profile
 from block_recurrent.training.reporting import LateMetrics, Reporter
-from block_recurrent.training.sharding import RULES, check_rows, make_mesh
+from block_recurrent.training.sharding import check_rows, in_mesh, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
 from block_recurrent.training.stopping import StopRequest
 
@@ -105,7 +105,7 @@ def train(
             due = held_out is not None and evaluated < step and (step % evaluate_every == 0 or step == steps)
             if due and not asked:
                 metrics.flush()
-                with jax.set_mesh(mesh), nn.logical_axis_rules(RULES):
+                with in_mesh(mesh):
                     report.validation(step, evaluator(state.params, held_out, evaluation_batches))
                 evaluated = step
                 metrics.restart_clock()
