@@ -57,15 +57,20 @@ def fields_of(line: str) -> list[str]:
     return fields if len(fields) == 4 else line.split(",")
 
 
-@dataclass(frozen=True)
-class Pg19:
-    """PG19 as its bucket holds it: train, validation and test with a file ID.txt for each book, and metadata.csv."""
+class OfPg19:
+    """What is so of PG19 in either form."""
 
-    input: str
     name: ClassVar[str] = "pg19"
     contiguous: ClassVar[bool] = False
     drops_duplicates: ClassVar[bool] = False
     published: ClassVar[dict[str, dict[str, int]]] = PG19_PUBLISHED
+
+
+@dataclass(frozen=True)
+class Pg19(OfPg19):
+    """PG19 as its bucket holds it: train, validation and test with a file ID.txt for each book, and metadata.csv."""
+
+    input: str
 
     def units(self) -> list[Unit]:
         books = {split: self._books(split) for split in SPLITS}
@@ -101,14 +106,10 @@ class Pg19:
 
 
 @dataclass(frozen=True)
-class Pg19Tfds:
+class Pg19Tfds(OfPg19):
     """PG19 as TensorFlow Datasets prepares it; `input` is the folder of that version or one above."""
 
     input: str
-    name: ClassVar[str] = "pg19"
-    contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = False
-    published: ClassVar[dict[str, dict[str, int]]] = PG19_PUBLISHED
 
     def units(self) -> list[Unit]:
         _, splits = self._prepared()
