@@ -11,11 +11,11 @@ from flax import linen as nn
 from block_recurrent.errors import UserError
 from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.dropout import tied_dropout
-from block_recurrent.layers.heads import cross_entropy, look_up, scores
+from block_recurrent.layers.heads import Head, cross_entropy, look_up, scores
 from block_recurrent.layers.parameters import kernel, offset
 
 
-class Adaptive(nn.Module):
+class Adaptive(Head):
     """A head of clusters that begin at 0 and at the cutoffs, the vectors of each `div_value` times narrower.
 
     Both ends share the tables, and with `tie_projections` also the projections between a cluster's width and the

@@ -35,6 +35,10 @@ class Head(nn.Module):
         vectors = look_up(embedding, tokens).astype(dtype)
         return vectors if projection is None else vectors @ projection.astype(dtype)
 
+    def scores_of_a_token(self, vocabulary_size: int) -> int:
+        """How many numbers a token's loss is made of, at most."""
+        return vocabulary_size
+
     def logits(self, latents: jax.Array, weights: tuple) -> jax.Array:
         return scores(latents, *weights)
 
@@ -95,6 +99,9 @@ class MixtureOfSoftmaxes(Head):
         prior = jnp.einsum("bnd,de->bne", features, prior, preferred_element_type=jnp.float32)
         bias = offset(self, "bias", vocabulary_size, "vocab")
         return (latents, jax.nn.log_softmax(prior)), (embedding, bias)
+
+    def scores_of_a_token(self, vocabulary_size: int) -> int:
+        return self.experts * vocabulary_size
 
     def logits(self, latents: tuple, weights: tuple) -> jax.Array:
         """The logarithm of the mixture."""

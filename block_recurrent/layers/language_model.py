@@ -5,26 +5,29 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
 
-from block_recurrent.layers.axes import constrain
+from block_recurrent.layers.axes import constrain, devices_along
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.heads import Tied
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import scale
 from block_recurrent.layers.stack import Stack
 
+SCORES = 2**26  # made at once on a device
+
 
 class LanguageModel(nn.Module):
     """Predicts the next token: logits, state = model(tokens, state, start), tokens [b n], logits [b n v].
 
-    `losses` gives the same model's cross-entropies, `loss_chunk` tokens of each row at a time. `dim` is the width that
-    the stack is given; vectors of tokens may have another, `embedding_dim`.
+    `losses` gives the same model's cross-entropies, `loss_chunk` tokens of each row at a time: by default as many as
+    make 256 MiB of scores on a device. `dim` is the width that the stack is given; vectors of tokens may have another,
+    `embedding_dim`.
     """
 
     vocabulary_size: int
     dim: int
     stack: Stack
     dropout: float = 0.0
-    loss_chunk: int = 256
+    loss_chunk: int | None = None
     dtype: jnp.dtype = jnp.float32
     head: nn.Module = Tied()  # block_recurrent/layers/heads.py says what a head is
     embedding_dim: int | None = None
@@ -65,7 +68,8 @@ class LanguageModel(nn.Module):
         features, state = self.features(tokens, state, start)
         latents, weights = self.head(self.tables, features)
         b, n = targets.shape
-        chunk = max(c for c in range(1, min(n, self.loss_chunk) + 1) if n % c == 0)
+        most = self.loss_chunk or tokens_at_once(b, self.head.scores_of_a_token(self.vocabulary_size))
+        chunk = max(c for c in range(1, min(n, most) + 1) if n % c == 0)
         if chunk == n:
             return self.head.losses(latents, weights, targets), state
 
@@ -78,3 +82,12 @@ class LanguageModel(nn.Module):
 
         chunks = jax.tree.map(in_chunks, (latents, targets))
         return jax.lax.map(chunk_losses, chunks).swapaxes(0, 1).reshape(b, n), state
+
+
+def tokens_at_once(rows: int, scores: int) -> int:
+    """How many tokens of each row a device may score at once, at so many scores a token.
+
+    Every chunk ends with an exchange of the table's gradient, so a device with few rows takes long chunks.
+    """
+    here = (rows / devices_along("batch")) * (scores / devices_along("vocab"))
+    return max(int(SCORES / here), 1)

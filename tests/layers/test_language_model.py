@@ -6,11 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from jax.sharding import AbstractMesh
 
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.heads import cross_entropy
-from block_recurrent.layers.language_model import LanguageModel
+from block_recurrent.layers.language_model import LanguageModel, tokens_at_once
 from block_recurrent.layers.stack import pattern, stack
+from block_recurrent.training.sharding import in_mesh
 from models.sliding_window import SlidingWindowLayer
 
 ROWS, LENGTH, VOCABULARY = 2, 32, 23
@@ -57,6 +59,14 @@ def test_chunked_loss_equals_cross_entropy_of_all_logits(inputs, params, chunk):
     expected, expected_gradient = jax.jit(jax.value_and_grad(whole))(params, *inputs)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected_gradient)
+
+
+def test_a_device_scores_as_many_tokens_at_once_as_make_256_mebibytes():
+    """The fewer rows and the smaller part of the vocabulary a device has, the more tokens of each row."""
+    assert tokens_at_once(rows=32, scores=2**15) == 64
+    assert tokens_at_once(rows=32, scores=2**30) == 1
+    with in_mesh(AbstractMesh((2, 4, 2), ("data", "fsdp", "tensor"))):
+        assert tokens_at_once(rows=32, scores=2**15) == 64 * 8 * 2
 
 
 def shapes_in(jaxpr):
