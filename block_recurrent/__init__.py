@@ -1,1 +1,26 @@
-"""Recurrent transformers for very long documents, in JAX and Flax."""
+"""Recurrent transformers for very long documents, in JAX and Flax.
+
+import block_recurrent
+
+run = block_recurrent.open("runs/quickstart")
+print(run.score("def main():").bits_per_byte)
+print(run.generate("def ", tokens=200))
+"""
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from block_recurrent.inference.run import Run
+
+
+def open(path: str | PathLike, trust: Sequence[str] = (), bindings: Sequence[str] = ()) -> "Run":
+    """Opens a training run from its workdir, here or in a bucket: its config, metrics, vocabulary and parameters.
+
+    `trust` names packages beyond this project that its config may import. `bindings` change its config, NAME=VALUE
+    each, where that leaves the parameters as they are: "CONTEXT=3072" reads with a longer context than in training.
+    """
+    from block_recurrent.inference.run import open_run  # JAX is loaded when a run is opened
+
+    return open_run(path, trust, bindings)

@@ -1,13 +1,13 @@
-"""Evaluates a run: bits per token and per byte, and word-level perplexity, over a whole split.
+"""Evaluates a run over a whole split: bits per token and per byte, word-level perplexity, by position and kind of word.
 
 python -m block_recurrent.evaluate runs/quickstart
 python -m block_recurrent.evaluate runs/quickstart --text=my/texts
-python -m block_recurrent.evaluate runs/srupp --gin.CONTEXT=3072    # a longer context than in training
+python -m block_recurrent.evaluate runs/quickstart --history=64      # what up to 64 blocks of the past are worth
+python -m block_recurrent.evaluate runs/srupp --gin.CONTEXT=3072     # a longer context than in training
 """
 
 import json
 import re
-from pathlib import Path
 
 from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.errors import UserError, run_command
@@ -15,61 +15,121 @@ from block_recurrent.errors import UserError, run_command
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("evaluate", __doc__)
-    parser.add_argument("workdir", type=Path)
+    parser.add_argument("workdir")
     parser.add_argument("--split", default="test", help="train, validation or test (default)")
     parser.add_argument("--store", help="a prepared store (default: the one the run was trained on)")
     parser.add_argument("--text", help="a folder, file or quoted glob of your own text, instead of a split")
     parser.add_argument("--step", type=int, help="a checkpoint's step (default: the latest)")
     parser.add_argument("--rows", type=int, help="documents read side by side (default: as in training)")
-    parser.add_argument("--trust", action="append", help="a package that the run's config may import")
+    past = parser.add_argument_group("how much of the past is used")
+    past.add_argument("--reset_every", type=int, metavar="BLOCKS", help="forget everything after so many blocks")
+    past.add_argument(
+        "--history", type=int, metavar="BLOCKS", help="also score the same blocks with 0, 1, 2, 4 ... before them"
+    )
+    past.add_argument("--scored", type=int, default=256, help="how many blocks --history scores (default: 256)")
+    dynamic = parser.add_argument_group("dynamic evaluation (Krause et al. 2018)")
+    dynamic.add_argument("--dynamic", action="store_true", help="go on learning from what has been scored")
+    dynamic.add_argument("--rate", type=float, default=2e-3, help="of learning (default: 0.002)")
+    dynamic.add_argument("--decay", type=float, default=0.02, help="back to the trained parameters (default: 0.02)")
+    parser.add_argument("--trust", action="append", default=[], help="a package that the run's config may import")
     options, bindings = gin_bindings(parser, arguments)
-    if options.rows is not None and options.rows < 1:
-        raise UserError(f"--rows={options.rows}: give 1 or more")
+    for name in ("rows", "reset_every", "history", "scored"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name}={value}: give 1 or more")
+    if options.dynamic and (options.reset_every or options.rows):
+        raise UserError("--dynamic reads one row and never forgets: leave --rows and --reset_every away")
+    if options.history and options.text:
+        raise UserError("--history is measured on a split: leave --text away")
 
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 
     from block_recurrent.data import sources
-    from block_recurrent.data.store import split_in_memory
-    from block_recurrent.inference.evaluation import Evaluator
+    from block_recurrent.inference.dynamic import Learning
     from block_recurrent.inference.run import open_run
 
-    run = open_run(options.workdir, options.trust, bindings)
-    step = run.step(options.step)
-    if options.text:
-        what, split = options.text, split_in_memory(sources.texts_in(options.text), run.vocabulary)
-    else:
-        what, split = options.split, run.store(options.store).split(options.split)
-    # Few documents in few rows, in longer segments: as many tokens at once, and by the law of chunks the same figures.
-    rows = options.rows or max(min(run.settings["rows"], sum(len(part.lengths) for part, _ in split.parts)), 1)
-    segment = run.settings["segment"] * max(run.settings["rows"] // rows, 1)
-    evaluator = Evaluator(run.model, rows, segment, uncut=True)
+    run = open_run(options.workdir, options.trust, bindings).at(options.step)
+    texts = sources.texts_in(options.text) if options.text else None
+    learning = Learning(options.rate, options.decay) if options.dynamic else None
+    what = options.text or options.split
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"evaluating {what}", total=None)
-        params = run.params(step)
-        score = evaluator(params, split, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
-    folder = options.workdir / "evaluation"
+        def progress_of(text):
+            task = bar.add_task(text, total=None)
+            return lambda done, total: bar.update(task, completed=done, total=total)
+
+        found = run.evaluate(
+            options.split,
+            options.store,
+            texts,
+            options.rows,
+            options.reset_every,
+            learning,
+            progress_of(f"evaluating {what}"),
+        )
+        curve = None
+        if options.history:
+            how = {"longest": options.history, "scored": options.scored, "progress": progress_of("history")}
+            curve = run.history(options.split, options.store, **how)
+
+    changes = [*bindings, *([f"reset_every={options.reset_every}"] if options.reset_every else [])]
+    changes += [f"dynamic={options.rate:g},{options.decay:g}"] if options.dynamic else []
+    about = {"step": run.step, "of": what, **({"changed": changes} if changes else {})}
+    about |= found.to_json() | ({"history": curve.to_json()} if curve else {})
+    folder = run.workdir / "evaluation"
     folder.mkdir(exist_ok=True)
-    changed = "".join(re.sub(r"[^\w=.+-]", "_", f"-{binding}") for binding in bindings)
-    file = folder / f"{'text' if options.text else options.split}-{step}{changed}.json"
-    about = {"step": step, "of": what, **({"changed": bindings} if bindings else {})}
-    file.write_text(json.dumps({**about, **score.to_json()}, indent=2) + "\n")
-    table = Table(title=f"{options.workdir} at step {step:,} on {what}")
-    of_words = run.vocabulary.kind == "words"  # their corpora count the ends of lines as words
-    perplexity = "perplexity" if of_words else "word perplexity"
-    for column in ("documents", "tokens", "bits per token", "bits per byte", perplexity):
-        table.add_column(column, justify="right")
-    table.add_row(
-        f"{score.documents:,}",
-        f"{score.tokens:,}",
-        f"{score.bits_per_token:.4f}",
-        f"{score.bits_per_byte:.4f}",
-        f"{score.perplexity if of_words else score.word_perplexity:,.1f}",
-    )
-    Console().print(table)
+    changed = "".join(re.sub(r"[^\w=.+-]", "_", f"-{change}") for change in changes)
+    file = folder / f"{'text' if options.text else options.split}-{run.step}{changed}.json"
+    file.write_text(json.dumps(about, indent=2) + "\n")
+
+    title = f"{options.workdir} at step {run.step:,} on {what}{''.join(f', {change}' for change in changes)}"
+    for table in tables(title, about, of_words=run.vocabulary.kind == "words"):
+        Console().print(table)
     print(f"written to {file}")
+
+
+def tables(title: str, found: dict, of_words: bool) -> list:
+    """What is printed: the figures, and then those by position, by kind of word and by history."""
+    from rich.table import Table
+
+    def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
+        made = Table(title=title)
+        for i, column in enumerate(columns):
+            made.add_column(column, justify="left" if rows and i == 0 and len(rows) > 1 else "right")
+        for row in rows:
+            made.add_row(*row)
+        return made
+
+    perplexity = "perplexity" if of_words else "word_perplexity"  # corpora of words count the ends of lines as words
+    figures = [f"{found['documents']:,}", f"{found['tokens']:,}", f"{found['bits_per_token']:.4f}"]
+    figures += [interval(found["bits_per_token_interval"]), f"{found['bits_per_byte']:.4f}"]
+    figures += [f"{found[perplexity]:,.1f}" if found[perplexity] is not None else "inf"]
+    columns = ["documents", "tokens", "bits per token", "95 %", "bits per byte", perplexity.replace("_", " ")]
+    made = [table(title, columns, [figures])]
+    for name, heading in (("by_position", "tokens into the document"), ("by_word", "tokens of")):
+        if found[name] and len(found[name]) > 1:
+            rows = [
+                [row["of"], f"{row['tokens']:,}", f"{row['bits_per_token']:.4f}", interval(row["interval"])]
+                for row in found[name]
+            ]
+            made.append(table("", [heading, "tokens", "bits per token", "95 %"], rows))
+    if "history" in found:
+        rows = [
+            [
+                f"{row['blocks']:,} ({row['tokens']:,} tokens)",
+                f"{row['bits_per_token']:.4f}",
+                f"{row['gain']:.4f}",
+                interval(row["gain_interval"]),
+            ]
+            for row in found["history"]
+        ]
+        made.append(table("", ["blocks of history", "bits per token", "less than with none", "95 %"], rows))
+    return made
+
+
+def interval(bounds: list[float] | None) -> str:
+    return "-" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     from block_recurrent.inference.run import open_run
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
-    run = open_run(options.workdir, options.trust)
+    run = open_run(options.workdir, options.trust or ()).at(options.step)
     texts = [*(options.prompt or []), *(read_utf8(file).decode() for file in options.prompt_file or [])] or ["\n"]
     texts = [text for text in texts for _ in range(options.samples)]
     try:
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
         raise UserError("a --prompt is not UTF-8: check the terminal's locale") from error
     # Ids without text (padding, specials, what only rounds the vocabulary up) are never drawn.
     silent = [token for token in range(run.model.vocabulary_size) if not is_text(run.vocabulary, token)]
-    generator = Generator(run.model, run.params(run.step(options.step)), sampling, silent)
+    generator = Generator(run.model, run.params, sampling, silent)
     writers = [Writer(text, f"[{row + 1}] " if len(texts) > 1 else "") for row, text in enumerate(texts)]
     for tokens in generator(prompts, options.tokens, options.seed):
         for writer, token in zip(writers, tokens, strict=True):

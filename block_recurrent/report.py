@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     workdir = options.workdir
 
-    from block_recurrent.training.reporting import read_metrics
+    from block_recurrent.inference.run import read_metrics
 
     rows = read_metrics(workdir / "metrics.jsonl")
     if not rows:

@@ -21,9 +21,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers import health
+from block_recurrent.layers import health, inspection
 from block_recurrent.layers.attention import (
     attend,
+    attention_weights,
     holds_token,
     overlapping,
     query_tile_of,
@@ -148,21 +149,22 @@ class BlockRecurrentLayer(nn.Module):
         tokens = {name: a if name == "values" else l2_normalise(a) for name, a in tokens.items()}
         keep = attention_mask(self, self.dropout, self.heads, self.window)
         cell = dict(self.cell)
-        measures = {}
+        measures = seen = {}
         aligned = jnp.all(state["position"] == 0)
         if x.shape[1] % self.window:
             attended, state = self.token_by_token(cell, tokens, state, start)
-        elif shown is not None or in_training(self):
-            attended, state, measures = self.whole_blocks(cell, keep, tokens, state, start)
+        elif shown is not None or in_training(self) or inspection.looked_at(self):
+            attended, state, measures, seen = self.whole_blocks(cell, keep, tokens, state, start)
             attended = jnp.where(aligned, attended, jnp.nan)
         else:
             # A stream fed in odd pieces may stand inside a block here.
-            attended, state, _ = jax.lax.cond(
+            attended, state, _, _ = jax.lax.cond(
                 aligned, self.whole_blocks, self.inside_a_block, *(cell, keep, tokens, state, start)
             )
         output_kernel = self.attention_output.astype(self.dtype)
         if measures:
             health.sow(self, **measures, state_share=health.share_of_states(attended, output_kernel))
+        inspection.show(self, **seen)
         x = constrain(x + attended @ output_kernel, "batch", "length", "embed")
         return constrain(self.feed_forward(x), "batch", "length", "embed"), state
 
@@ -185,13 +187,14 @@ class BlockRecurrentLayer(nn.Module):
 
     def whole_blocks(
         self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
-    ) -> tuple[jax.Array, State, dict]:
+    ) -> tuple[jax.Array, State, dict, dict]:
         """Attention of a segment that begins on a block: heads of window and states [b n 2hk], and the next state.
 
-        Beside them what the health of the states is measured by, where somebody watches.
+        Beside them what the health of the states is measured by, where somebody watches, and, where somebody looks
+        inside, of every block its states, their gates, and who attended to what.
         """
         b, n = start.shape
-        watched = health.watched(self)
+        watched, looked_at = health.watched(self), inspection.looked_at(self)
         previous = {name: state[name][:, self.window :] for name in ("keys", "values")}
         in_window, keys, values = self.attend_window(cell, keep, tokens, previous, start)
 
@@ -207,26 +210,35 @@ class BlockRecurrentLayer(nn.Module):
             recurrent = begun(cell, begin, recurrent)
             seen = state_projections(cell, recurrent, self.heads)
             after, openness = self.next_state(cell, recurrent, seen, keys, values)
-            measures = {**health.of_states(recurrent, after), **openness} if watched else {}
-            return constrain(after, "batch", None, "embed"), (seen["keys"], seen["values"], measures)
+            measures = {**health.of_states(recurrent, after), **jax.tree.map(jnp.mean, openness)} if watched else {}
+            inside = {}
+            if looked_at:
+                queries = scaled(seen["cross_queries"], cell["token_scale"])
+                inside = {"states": recurrent, "states_to_tokens": attention_weights(queries, keys)}  # [b h s 2w]
+                inside |= {name: jnp.broadcast_to(gate, recurrent.shape) for name, gate in openness.items()}
+            return constrain(after, "batch", None, "embed"), (seen["keys"], seen["values"], measures, inside)
 
         update = jax.checkpoint(update, prevent_cse=False) if self.remat_update else update
         blocks = (begins.swapaxes(0, 1), two_blocks["keys"], two_blocks["values"])
-        recurrent, (state_keys, state_values, measures) = jax.lax.scan(update, state["recurrent"], blocks)
+        recurrent, (state_keys, state_values, measures, inside) = jax.lax.scan(update, state["recurrent"], blocks)
 
         queries = scaled(tokens["cross_queries"], cell["cross_scale"]).reshape(b, -1, self.window, *in_window.shape[2:])
         in_states = attend(queries, state_keys.swapaxes(0, 1), state_values.swapaxes(0, 1))  # [b m w h k]
         attended = jnp.concatenate([in_window.reshape(b, n, -1), in_states.reshape(b, n, -1)], axis=-1)
-        return attended, self.between_blocks(keys, values, recurrent), jax.tree.map(jnp.mean, measures)
+        inside = jax.tree.map(lambda a: a.swapaxes(0, 1), inside)  # [b m ...]
+        if looked_at:
+            weights = attention_weights(queries, state_keys.swapaxes(0, 1)).swapaxes(2, 3)  # [b m w h s]
+            inside["tokens_to_states"] = weights.reshape(b, n, *weights.shape[3:])
+        return attended, self.between_blocks(keys, values, recurrent), jax.tree.map(jnp.mean, measures), inside
 
     def inside_a_block(
         self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
-    ) -> tuple[jax.Array, State, dict]:
+    ) -> tuple[jax.Array, State, dict, dict]:
         """The same from any place, not to be trained through; nothing is dropped."""
         del keep
         inputs = (cell, tokens, state)
         outputs = self.token_by_token(*jax.lax.stop_gradient(inputs), start)
-        return *untrained(outputs, inputs), {}
+        return *untrained(outputs, inputs), {}, {}
 
     def between_blocks(self, keys: jax.Array, values: jax.Array, recurrent: jax.Array) -> State:
         """The state where no block is unfinished, from the last block's keys and values [b w h k]."""
@@ -303,7 +315,7 @@ class BlockRecurrentLayer(nn.Module):
     ) -> tuple[jax.Array, dict]:
         """The horizontal direction: the states [b s d] after a block, given the tokens' keys and values [b 2w h k].
 
-        Beside them how open the gates were.
+        Beside them how open the gates were, for each feature.
         """
         b, s, _ = recurrent.shape
         held = holds_token(keys)[:, None, :] if self.mask_empty else None
@@ -321,7 +333,7 @@ class BlockRecurrentLayer(nn.Module):
             z = squash(affine(hidden, cell["mlp_output"], cell["mlp_output_bias"]))
             gated = gate(cell["mlp_gate"], recurrent, z, hidden)
             recurrent, openness["mlp_gate_kept"], openness["mlp_gate_taken"] = gated
-        return recurrent, jax.tree.map(jnp.mean, openness)
+        return recurrent, openness
 
 
 def affine(x: jax.Array, weights: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers import health
+from block_recurrent.layers import health, inspection
 from block_recurrent.layers.dropout import in_training
 from block_recurrent.layers.stack import Stack, runs_of
 from block_recurrent.layers.untrained import untrained
@@ -40,12 +40,14 @@ def feeds_back(layer: nn.Module) -> bool:
 class FeedbackStack(Stack):
     """A stack run over blocks of tokens, or over single ones; build it with `feedback_stack`."""
 
+    in_pieces = True
+
     @nn.compact
     def __call__(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         if x.shape[1] % self.block:
             return over_pieces(self, x, state, start, 1)
         positions = [own["position"] for layer, own in zip(self.layers, state, strict=True) if feeds_back(layer)]
-        if self.is_initializing() or in_training(self):
+        if self.is_initializing() or in_training(self) or inspection.looked_at(self):
             return over_pieces(self, x, state, start, self.block)
         # As in the recurrent layer: a stream fed in odd pieces may stand inside a block.
         return nn.cond(jnp.all(jnp.stack(positions) == 0), over_blocks, inside_a_block, self, x, state, start)
@@ -66,7 +68,7 @@ def over_pieces(stack: FeedbackStack, x: jax.Array, state: tuple, start: jax.Arr
     scan = nn.scan(
         piece,
         variable_broadcast="params",
-        variable_axes={health.COLLECTION: 0},
+        variable_axes={health.COLLECTION: 0, inspection.COLLECTION: 0},
         split_rngs={"params": False, "dropout": True},
     )
     b, n, d = x.shape

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers import inspection
 from block_recurrent.layers.attention import query_tile_of, sliding_window_attention, tail_of_document
 from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.dropout import in_training, row_dropout
@@ -116,6 +117,12 @@ class SRUBase(nn.Module):
         """Outputs [b n d] and the last carry, from pre-activations u [b n gates d] and what the highway carries."""
         inputs = tuple(u[:, :, gate] for gate in range(3)) + (() if passed is None else (passed,))
         cell = functools.partial(sru_cell, jnp.tanh if self.tanh else lambda c: c)
+        if inspection.looked_at(self):
+            _, carries = recur(lambda *now: cell(*now)[:1] * 2, carry, inputs, start, shared=vectors)
+            before = jnp.concatenate([carry[:, None], carries[:, :-1]], axis=1)
+            before = jnp.where(start[..., None], 0.0, before)
+            forget = sigmoid(inputs[1] + vectors[2] + vectors[0] * before)
+            inspection.show(self, carry=carries, forget_gate=forget, input_gate=1.0 - forget)
         carry, opened = recur(cell, carry, inputs, start, shared=vectors, backend=self.backend)
         opened = row_dropout(self, opened, self.dropout)
         return opened if passed is None else passed + opened, carry

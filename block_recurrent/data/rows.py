@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,20 @@ class Cursor:
     part: list[int]  # per row: the part that its document is of, or FREE
     document: list[int]  # per row: its document's place in the part's sequence
     offset: list[int]  # per row: how many tokens of it have been inputs
+
+    def copy(self) -> "Cursor":
+        return Cursor(*map(list, (self.upcoming, self.dealt, self.part, self.document, self.offset)))
+
+
+class Span(NamedTuple):
+    """Tokens of a batch that are of one document: `count` of `row` from `at` on, and where their document has them."""
+
+    row: int
+    at: int
+    part: int  # of a mixture
+    document: int  # its place in the part's sequence
+    offset: int
+    count: int
 
 
 class Documents:
@@ -154,39 +168,41 @@ class RowStream:
         batch = {
             "inputs": np.zeros(shape, np.int32),
             "targets": np.zeros(shape, np.int32),
-            "weights": np.ones(shape, np.float32),
+            "weights": np.zeros(shape, np.float32),
             "start": np.zeros(shape, bool),
         }
-        after = Cursor(*map(list, (cursor.upcoming, cursor.dealt, cursor.part, cursor.document, cursor.offset)))
+        after = cursor.copy()
         for row in range(self.rows):
-            self._fill(row, after, batch, places.get(row))
+            place = places.get(row)
+            for span in self._spans(row, after):
+                if place is not None:
+                    documents = self.parts[span.part]
+                    begin = documents.bounds(span.document)[0] + span.offset
+                    tokens = documents.read[begin : begin + span.count + 1]
+                    filled = slice(span.at, span.at + span.count)
+                    batch["inputs"][place, filled] = tokens[:-1]
+                    batch["targets"][place, filled] = tokens[1:]
+                    batch["weights"][place, filled] = 1.0
+                    batch["start"][place, span.at] = span.offset == 0
         return batch, after
 
-    def _fill(self, row: int, cursor: Cursor, batch: dict[str, np.ndarray], at_row: int | None) -> None:
-        """Fills one row's segment and advances its place in `cursor`; `at_row` is None for another host's row."""
-        at, segment = 0, self.segment
-        while at < segment:
-            if cursor.part[row] == FREE and not self._take(row, cursor):
-                if at_row is not None:
-                    batch["weights"][at_row, at:] = 0.0
-                return
-            documents, offset = self.parts[cursor.part[row]], cursor.offset[row]
-            begin, end = documents.bounds(cursor.document[row])
-            begin += offset
-            count = min(segment - at, end - begin)
-            filled = at + count
-            if at_row is not None:
-                tokens = documents.read[begin : begin + count + 1]
-                batch["inputs"][at_row, at:filled] = tokens[:-1]
-                batch["targets"][at_row, at:filled] = tokens[1:]
-                if offset == 0:
-                    batch["start"][at_row, at] = True
-            at, cursor.offset[row] = filled, offset + count
-            if begin + count == end:
+    def spans(self, cursor: Cursor) -> list[Span]:
+        """Which tokens of which documents the batch at a cursor holds."""
+        cursor = cursor.copy()
+        return [span for row in range(self.rows) for span in self._spans(row, cursor)]
+
+    def _spans(self, row: int, cursor: Cursor) -> Iterator[Span]:
+        """What fills a row's segment, one document after another; the row's place in `cursor` goes on with it."""
+        at = 0
+        while at < self.segment and (cursor.part[row] != FREE or self._take(row, cursor)):
+            part, document, offset = cursor.part[row], cursor.document[row], cursor.offset[row]
+            begin, end = self.parts[part].bounds(document)
+            count = min(self.segment - at, end - begin - offset)
+            yield Span(row, at, part, document, offset, count)
+            at, cursor.offset[row] = at + count, offset + count
+            if begin + offset + count == end:
                 cursor.part[row] = FREE
                 at += -at % self.block
-                if at_row is not None:
-                    batch["weights"][at_row, filled:at] = 0.0
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         cursor = self.begin()

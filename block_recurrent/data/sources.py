@@ -121,10 +121,9 @@ class PythonStdlib:
                 yield Document(name, text)
 
 
-def texts_in(place: str) -> Iterator[bytes]:
-    """The texts of a folder, glob or file; one that is not UTF-8 is refused by name."""
-    for unit in TextFiles(place).units():
-        yield from map(read_utf8, unit.places)
+def texts_in(place: str) -> dict[str, bytes]:
+    """The texts of a folder, glob or file, by their places; one that is not UTF-8 is refused by name."""
+    return {str(file): read_utf8(file) for unit in TextFiles(place).units() for file in unit.places}
 
 
 def module_files(library: Path, name: str) -> list[Path]:

@@ -181,6 +181,12 @@ class Store:
                 except ValueError as error:
                     raise UserError(f"{self.folder} is damaged ({name}.names.jsonl: {error})") from error
 
+    def document_names(self, name: str) -> list[str]:
+        """The names of a split's documents, those of a mixture one store after another."""
+        if "mixture" in self.manifest:
+            return [each for store, _ in self.members if store.has(name) for each in store.document_names(name)]
+        return list(self.names(name))
+
 
 def contents(store: Store) -> dict[str, str]:
     """A hash of each split's tokens."""

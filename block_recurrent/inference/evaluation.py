@@ -1,7 +1,9 @@
 """Evaluation: a split's tokens each predicted once, state carried along every document, sums and not means of means."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -9,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from block_recurrent.data.rows import RowStream
+from block_recurrent.data.rows import Cursor, RowStream, Span
 from block_recurrent.data.store import Mixture, Split
 
 
@@ -62,7 +64,7 @@ class Evaluator:
     """Evaluates a model, compiled once: `score = evaluator(params, split)`.
 
     A running text is cut into a stretch for each row, which costs the first tokens of each their past, unless it is to
-    be `uncut`.
+    be `uncut`. With `reset_every` the model forgets everything after so many of its blocks.
     """
 
     def __init__(
@@ -74,38 +76,75 @@ class Evaluator:
         local: tuple[int, ...] | None = None,
         initial: Callable | None = None,
         uncut: bool = False,
+        reset_every: int | None = None,
     ):
         self.model, self.rows, self.segment, self.place = model, rows, segment, place
+        self.reset_every = reset_every
         self.streaming = {"shuffle": False, "epochs": 1, "local": local, "uncut": uncut}
 
-        def total(params, batch, memory):
+        def evaluated(params, batch, memory):
             losses, memory = model.apply(
                 {"params": params}, batch["inputs"], batch["targets"], memory, batch["start"], method="losses"
             )
-            return jnp.sum(losses * batch["weights"]), jnp.sum(batch["weights"]), memory
+            return jnp.sum(losses * batch["weights"]), jnp.sum(batch["weights"]), losses, memory
 
-        self._total = jax.jit(total, donate_argnums=2)
+        self._evaluated = jax.jit(evaluated, donate_argnums=2)
         self._initial = initial or jax.jit(lambda: model.initial_state(rows))
 
-    def __call__(
-        self, params, split: Split | Mixture, batches: int | None = None, progress: Callable = lambda done, total: None
-    ) -> Score:
+    def stream(self, split: Split | Mixture) -> RowStream:
+        """A split's documents, each once, the longest first."""
+        return RowStream(split, self.rows, self.segment, self.model.block, **self.streaming)
+
+    def __call__(self, params, split: Split | Mixture, batches: int | None = None) -> Score:
         """The whole split, or its first `batches` batches."""
-        stream = RowStream(split, self.rows, self.segment, self.model.block, **self.streaming)
-        predictions = stream.predictions
-        memory, cursor, sums = self._initial(), stream.begin(), []
-        while not stream.finished(cursor) and (batches is None or len(sums) < batches):
-            batch, cursor = stream.read(cursor)
-            nats, tokens, memory = self._total(params, self.place(batch), memory)
+        stream = self.stream(split)
+        sums, documents = [], 0
+        for nats, tokens, _, cursor in itertools.islice(self._walk(params, stream), batches):
             sums.append((nats, tokens))
+            documents = sum(cursor.upcoming)
             if len(sums) > 2:  # fetched late, so that the device never waits
                 sums[-3] = tuple(map(float, sums[-3]))
-                progress(sum(tokens for _, tokens in sums[:-2]), predictions)
         nats, tokens = np.sum([tuple(map(float, pair)) for pair in sums], axis=0)
+        predictions = stream.predictions
         return Score(
             nats=float(nats),
             tokens=int(tokens),
-            documents=sum(cursor.upcoming),
+            documents=documents,
             bytes_per_token=sum(int(np.sum(part.split.bytes[part.whole])) for part in stream.parts) / predictions,
             words_per_token=sum(int(np.sum(part.split.words[part.whole])) for part in stream.parts) / predictions,
         )
+
+    def losses(self, params, stream: RowStream) -> Iterator[tuple[Span, np.ndarray]]:
+        """Every token's loss in nats: spans of documents, and the losses of each [count]."""
+        waiting, before = deque(), stream.begin()
+        for *_, losses, after in self._walk(params, stream):
+            waiting.append((stream.spans(before), losses))
+            before = after
+            if len(waiting) > 2:
+                yield from in_spans(*waiting.popleft())
+        for spans, losses in waiting:
+            yield from in_spans(spans, losses)
+
+    def _walk(self, params, stream: RowStream) -> Iterator[tuple[jax.Array, jax.Array, jax.Array, Cursor]]:
+        """Batch after batch: the sums of losses and weights, all losses [rows segment], and the cursor after it."""
+        memory, cursor = self._initial(), stream.begin()
+        while not stream.finished(cursor):
+            batch, after = stream.read(cursor)
+            if self.reset_every:
+                forget(batch["start"], stream.spans(cursor), self.reset_every * self.model.block)
+            *found, memory = self._evaluated(params, self.place(batch), memory)
+            cursor = after
+            yield *found, cursor
+
+
+def in_spans(spans: Sequence[Span], losses: jax.Array) -> Iterator[tuple[Span, np.ndarray]]:
+    losses = np.asarray(losses)
+    for span in spans:
+        yield span, losses[span.row, span.at : span.at + span.count]
+
+
+def forget(start: np.ndarray, spans: Sequence[Span], every: int) -> None:
+    """Makes the model begin anew at each multiple of `every` tokens of a document."""
+    for span in spans:
+        first = span.at + -span.offset % every
+        start[span.row, first : span.at + span.count : every] = True

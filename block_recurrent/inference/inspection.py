@@ -1,6 +1,6 @@
-"""Looking inside elementwise recurrences: gates and carries over a text, as arrays and as the papers' figures.
+"""Looking inside: gates, carries, states and who attends to what over a text, as arrays and as the papers' figures.
 
-shown = gates_and_carries(model, params, tokens)          # {"layers_0/forget_gate": [n d], ...}
+shown = inside(model, params, tokens)          # {"layers_0/forget_gate": [n d], ...}
 decay_curves(file, words, memory_decay(shown["layers_0/input_gate"], shown["layers_0/forget_gate"]))
 carry_map(file, words, shown["layers_1/carry"])
 """
@@ -17,17 +17,47 @@ from block_recurrent.layers.inspection import COLLECTION
 from block_recurrent.plots import curves_from_each, heat_map
 
 
-def gates_and_carries(model: nn.Module, params: Any, tokens: Sequence[int]) -> dict[str, np.ndarray]:
-    """What every layer shows of itself over one document, [n d]; of a run of equal layers [depth n d]."""
-    tokens = np.asarray(tokens)[None]
-    start = np.zeros(tokens.shape, bool)
-    start[:, 0] = True
-    _, sown = model.apply({"params": params}, tokens, model.initial_state(1), start, mutable=[COLLECTION])
+def inside(model: nn.Module, params: Any, tokens: Sequence[int]) -> dict[str, np.ndarray]:
+    """What every layer shows of itself over one document, "LAYER/WHAT": of every token [n ...] or block [blocks ...].
+
+    Of a run of equal layers it is [depth n ...] or [depth blocks ...].
+    """
+    tokens, block = np.asarray(tokens, np.int32), model.block
+    length = block if block > 1 else len(tokens)
+
+    @jax.jit
+    def look(params, piece, state, start):
+        (_, state), sown = model.apply({"params": params}, piece, state, start, mutable=[COLLECTION])
+        return state, sown.get(COLLECTION, {})
+
+    state, pieces = model.initial_state(1), []
+    for at in range(0, len(tokens), length):
+        piece = np.pad(tokens[at : at + length], (0, max(at + length - len(tokens), 0)))  # nothing looks ahead
+        start = np.zeros((1, length), bool)
+        start[0, 0] = at == 0
+        state, sown = look(params, piece[None], state, start)
+        pieces.append(of_one_row(model.stack, sown))
     found = {}
-    for path, array in jax.tree_util.tree_leaves_with_path(sown[COLLECTION]):
-        name = "/".join(key.key for key in path[-2:])
-        found[name] = np.asarray(array).squeeze(axis=-3)  # the one row
+    for name in pieces[0] if pieces else ():
+        depth_first = model.stack.depths[layer_number(name)] > 1
+        joined = np.concatenate([piece[name] for piece in pieces], axis=int(depth_first))
+        found[name] = joined[:, : len(tokens)] if depth_first else joined[: len(tokens)]
     return found
+
+
+def of_one_row(stack: nn.Module, sown: Any) -> dict[str, np.ndarray]:
+    """What was sown by a call with one row, without the axes of one."""
+    found = {}
+    for path, array in jax.tree_util.tree_leaves_with_path(sown):
+        name = "/".join(key.key for key in path[-2:])
+        array = np.asarray(array)[0] if stack.in_pieces else np.asarray(array)
+        found[name] = array[:, 0] if stack.depths[layer_number(name)] > 1 else array[0]
+    return found
+
+
+def layer_number(name: str) -> int:
+    """3 of "layers_3/carry"."""
+    return int(name.partition("/")[0].rpartition("_")[2])
 
 
 def memory_decay(input_gate: np.ndarray, forget_gate: np.ndarray) -> np.ndarray:

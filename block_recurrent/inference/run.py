@@ -1,23 +1,33 @@
 """A training run opened from its workdir alone: its config, vocabulary, data and parameters."""
 
 import functools
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from flax import linen as nn
 
 from block_recurrent.checkpoints import Checkpoints
+from block_recurrent.config import CONFIG, bindings_of, load_config
 from block_recurrent.data import files
-from block_recurrent.data.store import Store, contents, open_store
+from block_recurrent.data.store import Mixture, Split, Store, contents, open_store, split_in_memory
 from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
 from block_recurrent.errors import UserError
+from block_recurrent.inference.dynamic import DynamicEvaluator, Learning
+from block_recurrent.inference.evaluation import Evaluator
+from block_recurrent.inference.history import HistoryCurve, history_curve
+from block_recurrent.inference.inspection import inside
+from block_recurrent.inference.measuring import Measured, measure
+from block_recurrent.inference.streaming import Scorer, Scores, Stream
 
+METRICS = "metrics.jsonl"
 RUN = "run.json"
 TRAIN = "block_recurrent.training.loop.train"  # what the config is of
 
@@ -48,19 +58,30 @@ def save_run(workdir: Path, store: Store, command: str) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's workdir, and what its config built: `model`, `rows` and `segment`."""
+    """A run opened from its workdir; nothing is read before it is asked for. `at` gives the same at another step."""
 
-    workdir: Path
-    settings: dict[str, Any]
-    about: dict[str, Any]
+    workdir: epath.Path
+    settings: dict[str, Any]  # what its config built: model, rows, segment
+    about: dict[str, Any]  # what was noted when it was started
+    chosen: int | None = None  # a step, or the latest
 
     @property
     def model(self) -> nn.Module:
         return self.settings["model"]
 
+    @property
+    def config(self) -> str:
+        """Its gin config, flat."""
+        return (self.workdir / CONFIG).read_text()
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """A row for each line of its log: "step", and what was measured there."""
+        return read_metrics(self.workdir / METRICS)
+
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        return saved_vocabulary(self.about["vocabulary"], self.workdir)
+        return saved_vocabulary(self.about["vocabulary"], str(self.workdir))
 
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:
@@ -68,6 +89,39 @@ class Run:
         if not folder.is_dir():
             raise UserError(f"{self.workdir} has no checkpoint yet: train it first")
         return Checkpoints(folder)
+
+    @functools.cached_property
+    def steps(self) -> list[int]:
+        """The steps of which there is a checkpoint."""
+        steps = self.checkpoints.steps()
+        if not steps:
+            raise UserError(f"{self.workdir} has no checkpoint yet: train it first")
+        return steps
+
+    @functools.cached_property
+    def step(self) -> int:
+        """The step whose parameters these are."""
+        return self.steps[-1] if self.chosen is None else self.chosen
+
+    def at(self, step: int | None) -> "Run":
+        """The same run at another step; at the latest for None."""
+        if step is not None and step not in self.steps:
+            there = ", ".join(map(str, self.steps))
+            raise UserError(f"{self.workdir} has no checkpoint of step {step}: it has {there}")
+        return replace(self, chosen=step)
+
+    @functools.cached_property
+    def params(self) -> Any:
+        """The parameters, on one device of this process, whatever they were trained on."""
+        return self.params_as(None)
+
+    def params_as(self, dtype: Any) -> Any:
+        """The parameters read anew, as bfloat16 or another type."""
+        tokens = jnp.zeros((1, self.model.block), jnp.int32)
+        shapes = jax.eval_shape(
+            lambda: self.model.init(jax.random.key(0), tokens, self.model.initial_state(1), tokens.astype(bool))
+        )
+        return self.checkpoints.restore_params(self.step, nn.unbox(shapes)["params"], dtype)
 
     def store(self, folder: str | None = None) -> Store:
         """The store the run was trained on, or another of the same vocabulary."""
@@ -80,34 +134,83 @@ class Run:
             )
         return store
 
-    def step(self, step: int | None = None) -> int:
-        """The given step, or the latest that was saved."""
-        steps = self.checkpoints.steps()
-        if not steps:
-            raise UserError(f"{self.workdir} has no checkpoint yet: train it first")
-        if step is not None and step not in steps:
-            raise UserError(f"{self.workdir} has no checkpoint of step {step}: it has {', '.join(map(str, steps))}")
-        return steps[-1] if step is None else step
+    @functools.cached_property
+    def _scorer(self) -> Scorer:
+        return Scorer(self.model)
 
-    def params(self, step: int, dtype: Any = None) -> Any:
-        """The parameters of a step, on one device; as bfloat16 or another type if asked."""
-        tokens = jnp.zeros((1, self.model.block), jnp.int32)
-        shapes = jax.eval_shape(
-            lambda: self.model.init(jax.random.key(0), tokens, self.model.initial_state(1), tokens.astype(bool))
-        )
-        return self.checkpoints.restore_params(step, nn.unbox(shapes)["params"], dtype)
+    def stream(self, file: str | Path | None = None) -> Stream:
+        """A document to be fed in pieces of any size; from a `file`, one that was put away by `save`."""
+        config = hashlib.sha256(self.config.encode()).hexdigest()
+        identity = {"config": config, "step": self.step, "vocabulary": self.about["vocabulary"]}
+        return Stream(self._scorer, self.params, self.vocabulary, identity, file)
+
+    def score(self, text: str | bytes) -> Scores:
+        """What each token of a text costs, in bits, and where it is."""
+        return self.stream().feed(text, last=True)
+
+    def states(self, text: str | bytes) -> dict[str, np.ndarray]:
+        """What every layer shows of itself over a text: block_recurrent/inference/inspection.py says what."""
+        tokens = self.vocabulary.encode(text.encode() if isinstance(text, str) else text)
+        return inside(self.model, self.params, tokens)
+
+    def split(self, name: str = "test", store: str | None = None) -> Split | Mixture:
+        """A split of the run's own store, or of another of the same vocabulary."""
+        return self.store(store).split(name)
+
+    def evaluate(
+        self,
+        split: str = "test",
+        store: str | None = None,
+        texts: Mapping[str, bytes] | None = None,
+        rows: int | None = None,
+        reset_every: int | None = None,
+        learning: Learning | None = None,
+        progress: Callable = lambda done, total: None,
+    ) -> Measured:
+        """Measures a split, or `texts` by their names, document by document.
+
+        With `reset_every` the model forgets everything after so many blocks; with `learning` it goes on learning.
+        """
+        if texts is not None:
+            data, names = split_in_memory(texts.values(), self.vocabulary), list(texts)
+        else:
+            opened = self.store(store)
+            data, names = opened.split(split), opened.document_names(split)
+        if learning:
+            segment = max(self.model.block, 5)  # the authors' five words, or a block
+            evaluator = DynamicEvaluator(self.model, segment, self.split("train"), learning)
+        else:
+            # Few documents in few rows, in longer segments: as many tokens at once, and by the law of chunks the same.
+            documents = sum(len(part.lengths) for part, _ in data.parts)
+            rows = rows or max(min(self.settings["rows"], documents), 1)
+            segment = self.settings["segment"] * max(self.settings["rows"] // rows, 1)
+            evaluator = Evaluator(self.model, rows, segment, uncut=True, reset_every=reset_every)
+        return measure(evaluator, self.params, data, self.vocabulary, names, progress)
+
+    def history(self, split: str = "test", store: str | None = None, **how: Any) -> HistoryCurve:
+        """How much the model makes of its past: block_recurrent/inference/history.py."""
+        return history_curve(self.model, self.params, self.split(split, store), **how)
 
 
-def open_run(workdir: str | Path, trust: list[str] | None = None, bindings: Sequence[str] = ()) -> Run:
+def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[str] = ()) -> Run:
     """Opens a workdir; `trust` names packages beyond this project that its config may import.
 
     `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
     """
-    from block_recurrent import config
+    workdir = epath.Path(workdir)
+    load_config(workdir, trust, bindings)
+    return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
 
-    workdir = Path(workdir)
-    config.load_config(workdir, trust or (), bindings)
-    return Run(workdir, config.bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
+
+def read_metrics(file: epath.Path) -> list[dict]:
+    """The rows of a metrics file; a last line cut short by a kill is left out."""
+    rows = []
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
 
 
 def read_about(workdir: Path) -> dict[str, Any]:

@@ -46,6 +46,12 @@ def attend(
     return jnp.einsum("...hqj,...jhk->...qhk", weights.astype(values.dtype), values)
 
 
+def attention_weights(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """How much queries [... q h k] attend to keys [... j h k]: [... h q j]; for those who look at it."""
+    logits = jnp.einsum("...qhk,...jhk->...hqj", queries, keys, preferred_element_type=jnp.float32)
+    return jax.nn.softmax(logits, axis=-1)
+
+
 def scaled(queries: jax.Array, scale: jax.Array) -> jax.Array:
     """Queries [... h k] times the learned scale of their head."""
     return (queries * jnp.abs(scale)[:, None]).astype(queries.dtype)

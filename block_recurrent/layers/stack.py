@@ -86,6 +86,8 @@ class Stack(nn.Module):
     depths: tuple[int, ...]
     remat: bool | str = False
 
+    in_pieces = False  # whether what a layer shows of itself has an axis of pieces of the text before all others
+
     @property
     def block(self) -> int:
         return max(layer.block for layer in self.layers)

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Score
+from block_recurrent.inference.run import METRICS, read_metrics
 from block_recurrent.quiet import import_tensorflow
 
 
@@ -24,7 +25,7 @@ class Reporter:
         self.active, self.steps = active, steps
         if not active:
             return
-        self.metrics_file = workdir / "metrics.jsonl"
+        self.metrics_file = workdir / METRICS
         drop_after(self.metrics_file, resumed_at)
         self.log_file = workdir / "train.log"
         self.console = Console()
@@ -142,17 +143,6 @@ def append(file: epath.Path, text: str) -> None:
         return
     with open(file, "a") as stream:
         stream.write(text)
-
-
-def read_metrics(file: epath.Path) -> list[dict]:
-    """The rows of a metrics file; a last line cut short by a kill is left out."""
-    rows = []
-    for line in file.read_text().splitlines() if file.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
 
 
 def drop_after(file: epath.Path, step: int) -> None:

@@ -33,7 +33,7 @@ def run(workdir):
 
 @pytest.fixture(scope="module")
 def params(run):
-    return run.params(run.step())
+    return run.params
 
 
 def nats_of(run, params, text: bytes) -> float:
@@ -87,7 +87,7 @@ def test_evaluate_refuses_another_vocabulary(corpus, workdir, tmp_path):
 
 
 def test_parameters_can_be_had_in_another_type(run):
-    params = run.params(run.step(), jnp.bfloat16)
+    params = run.params_as(jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
 
 
@@ -242,8 +242,8 @@ def add(file, text):
 
 def test_steps_that_are_not_there(run, tmp_path, workdir):
     with pytest.raises(UserError, match="no checkpoint of step 3: it has 2, 4"):
-        run.step(3)
+        run.at(3)
     for name in ("config.gin", "run.json"):
         (tmp_path / name).write_text((workdir / name).read_text())
     with pytest.raises(UserError, match="no checkpoint yet"):
-        open_run(tmp_path).step()
+        _ = open_run(tmp_path).step

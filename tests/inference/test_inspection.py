@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from block_recurrent.inference.inspection import carry_map, decay_curves, gates_and_carries, memory_decay
+from block_recurrent.inference.inspection import carry_map, decay_curves, inside, memory_decay
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
 from models.lrn import LRNLayer
@@ -22,7 +22,7 @@ def shown():
     model = LanguageModel(256, DIM, stack(layers))
     tokens = np.frombuffer(TEXT.encode(), np.uint8)[None].astype(np.int32)
     variables = model.init(jax.random.key(0), tokens, model.initial_state(1), np.zeros(tokens.shape, bool))
-    return gates_and_carries(model, nn.unbox(variables)["params"], tokens[0])
+    return inside(model, nn.unbox(variables)["params"], tokens[0])
 
 
 def test_every_layer_shows_itself(shown):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from block_recurrent import train
-from block_recurrent.training.reporting import read_metrics
+from block_recurrent.inference.run import read_metrics
 from tests.launch.conftest import ROOT, program
 from tests.training.test_runs import untimed
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError
+from block_recurrent.inference.run import read_metrics
 from block_recurrent.training import processes
-from block_recurrent.training.reporting import append, read_metrics
+from block_recurrent.training.reporting import append
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "tests" / "tiny.gin")

@@ -17,8 +17,8 @@ import pytest
 from block_recurrent import train
 from block_recurrent.data.rows import RowStream
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
+from block_recurrent.inference.run import read_metrics
 from block_recurrent.training.profiling import Profile
-from block_recurrent.training.reporting import read_metrics
 from block_recurrent.training.step import Trainer
 from tests.training.killed import kill_before_step
 
