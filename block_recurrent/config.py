@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gin
+from etils import epath
 from gin import config_parser
 
 from block_recurrent.errors import UserError
@@ -38,8 +39,8 @@ MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.keep_e
 MAY_CHANGE |= {"make_mesh.data", "make_mesh.fsdp", "make_mesh.tensor"}
 
 
-def parse(files: Iterable[str], bindings: Iterable[str]) -> None:
-    """Parses gin files, then NAME=VALUE bindings over them; any mistake is a UserError."""
+def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> None:
+    """Parses gin files and the text of a saved config, then NAME=VALUE bindings over them; a mistake is a UserError."""
     gin.clear_config()
     gin.config._LOCATION_PREFIXES[:] = ["", str(ROOT)]
     del gin.config._FILE_READERS[1:]  # a reader of package resources stumbles over folders that are not packages
@@ -48,6 +49,7 @@ def parse(files: Iterable[str], bindings: Iterable[str]) -> None:
             known = [str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.gin")]
             raise UserError(f"no gin file {file}{nearest(file, known)}")
         explained(lambda file=file: gin.parse_config_file(file))
+    explained(lambda: gin.parse_config(saved))
     for binding in bindings:
         name = binding.partition("=")[0].strip()
         if "=" not in binding:
@@ -139,7 +141,7 @@ def fingerprint() -> str:
     return hashlib.sha256(gin.config_str().encode()).hexdigest()[:12]
 
 
-def save_config(workdir: Path) -> None:
+def save_config(workdir: epath.Path) -> None:
     """Writes the flat configuration and every value in use, or refuses a workdir whose run had another."""
     given, file = gin.config_str(), workdir / CONFIG
     if file.exists():
@@ -153,7 +155,7 @@ def save_config(workdir: Path) -> None:
     replace_text(workdir / OPERATIVE, gin.operative_config_str())
 
 
-def replace_text(file: Path, text: str) -> None:
+def replace_text(file: epath.Path, text: str) -> None:
     """Writes a file at once: whoever reads it meanwhile sees the old text or the new, as they always do in a bucket."""
     if "://" in str(file):
         file.write_text(text)
@@ -176,7 +178,7 @@ def short_name(binding: str) -> str:
     return ".".join(binding.partition(" =")[0].split(".")[-2:])
 
 
-def load_config(workdir: Path, also_trust: Iterable[str] = (), bindings: Iterable[str] = ()) -> None:
+def load_config(workdir: epath.Path, also_trust: Iterable[str] = (), bindings: Iterable[str] = ()) -> None:
     """Parses the config of a workdir, which may come from elsewhere: it may name this project's layers and trainer.
 
     NAME=VALUE bindings are set over it.
@@ -184,14 +186,15 @@ def load_config(workdir: Path, also_trust: Iterable[str] = (), bindings: Iterabl
     file = workdir / CONFIG
     if not file.is_file():
         raise UserError(f"{workdir} is not a run: it has no {CONFIG}; give the --workdir of a training run")
+    text = file.read_text()
     trusted = (*TRUSTED, *(f"{package}." for package in also_trust))
-    for statement in explained(lambda: list(config_parser.ConfigParser(file.read_text(), Inert()))):
+    for statement in explained(lambda: list(config_parser.ConfigParser(text, Inert()))):
         if isinstance(statement, config_parser.IncludeStatement):
             raise UserError(f"{file} includes other files: a saved config is flat")
         if isinstance(statement, config_parser.ImportStatement) and not is_trusted(statement.module, trusted):
             package = statement.module.partition(".")[0]
             raise UserError(f"{file} imports {statement.module}: if you trust all of {package}, pass --trust={package}")
-    parse([str(file)], bindings)
+    parse([], bindings, text)
     bound = [gin.config._REGISTRY[selector] for _, selector in gin.config._CONFIG]
     called = [reference.configurable for reference in gin.config.iterate_references(gin.config._CONFIG)]
     for configurable in (*bound, *called):

@@ -15,7 +15,7 @@ from block_recurrent.errors import UserError, run_command
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("evaluate", __doc__)
-    parser.add_argument("workdir")
+    parser.add_argument("workdir", help="the run's folder, or gs://...")
     parser.add_argument("--split", default="test", help="train, validation or test (default)")
     parser.add_argument("--store", help="a prepared store (default: the one the run was trained on)")
     parser.add_argument("--text", help="a folder, file or quoted glob of your own text, instead of a split")

@@ -13,7 +13,7 @@ from block_recurrent.errors import UserError, run_command
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("generate", __doc__)
-    parser.add_argument("workdir", type=Path)
+    parser.add_argument("workdir", help="the run's folder, or gs://...")
     parser.add_argument("--prompt", action="append", help="text to go on from; several are continued side by side")
     parser.add_argument("--prompt_file", action="append", type=Path, help="a file to go on from")
     parser.add_argument("--tokens", type=int, default=500, help="how many new tokens a sample gets")

@@ -104,5 +104,6 @@ def save(figure, file: Path) -> None:
     from matplotlib import pyplot
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
+    with file.open("wb") as stream:  # a bucket's too
+        figure.savefig(stream, dpi=120)
     pyplot.close(figure)

@@ -8,6 +8,8 @@ import math
 import sys
 from pathlib import Path
 
+from etils import epath
+
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 from block_recurrent.plots import draw
@@ -23,7 +25,7 @@ def curves(rows: list[dict], prefix: str, factor: float = 1.0) -> dict[str, dict
     return found
 
 
-def draw_plots(workdir: Path, rows: list[dict]) -> list[Path]:
+def draw_plots(workdir: epath.Path, rows: list[dict]) -> list[epath.Path]:
     """Draws what the metrics have; the files that were drawn."""
     pictures = {
         "loss": ("training loss, bits per token", curves(rows, "loss", 1 / math.log(2))),
@@ -40,12 +42,12 @@ def draw_plots(workdir: Path, rows: list[dict]) -> list[Path]:
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("report", __doc__)
-    parser.add_argument("workdir", type=Path)
+    parser.add_argument("workdir", help="the run's folder, or gs://...")
     options = parser.parse_args(arguments)
-    workdir = options.workdir
 
-    from block_recurrent.inference.run import read_metrics
+    from block_recurrent.inference.run import read_metrics, run_folder
 
+    workdir = run_folder(options.workdir)
     rows = read_metrics(workdir / "metrics.jsonl")
     if not rows:
         raise UserError(f"{workdir} has no metrics.jsonl with a row in it: give the --workdir of a training run")
@@ -61,7 +63,7 @@ def main(arguments: list[str]) -> None:
     print(next_commands(workdir, rows[-1]["step"]))
 
 
-def next_commands(workdir: Path, step: int) -> str:
+def next_commands(workdir: epath.Path, step: int) -> str:
     """The exact commands to go on with: resume, evaluate, generate, and the same on one's own text."""
     from block_recurrent.inference.run import read_about
 

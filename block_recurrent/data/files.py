@@ -216,6 +216,20 @@ def umask() -> int:
     return mask
 
 
+class Mirror:
+    """A folder for those who only write to local ones: the place itself, or what `upload` copies to a bucket."""
+
+    def __init__(self, place: str | os.PathLike):
+        self.place = str(place)
+        self.temporary = tempfile.TemporaryDirectory() if is_remote(self.place) else None
+        self.folder = self.temporary.name if self.temporary else self.place
+
+    def upload(self) -> None:
+        if self.temporary:
+            system, path = file_system(self.place)
+            system.put(f"{self.folder}/", path, recursive=True)
+
+
 class TooLarge(Exception):
     """A compressed stream expands to more than it may."""
 

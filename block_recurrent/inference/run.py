@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +33,22 @@ RUN = "run.json"
 TRAIN = "block_recurrent.training.loop.train"  # what the config is of
 
 
-def save_run(workdir: Path, store: Store, command: str) -> None:
+def run_folder(place: str | Path) -> epath.Path:
+    """The path of a run, here or in gs://, the only buckets in which Orbax saves arrays."""
+    if files.is_remote(place):
+        if not str(place).startswith("gs://"):
+            raise UserError(f"{place}: a run is in a local folder or in gs://..., where Orbax can save checkpoints")
+        # What one process of a run renames, the others see at once.
+        fsspec.config.conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+        system, path = files.file_system(str(place))
+        try:
+            system.info(path.partition("/")[0])
+        except Exception as error:  # clients of buckets have errors of their own
+            raise UserError(f"{place}: the bucket cannot be reached ({type(error).__name__}: {error})") from error
+    return epath.Path(place)
+
+
+def save_run(workdir: epath.Path, store: Store, command: str) -> None:
     """Notes how a run was started, on which data, with which vocabulary; refuses other data than it began with."""
     about = {
         "command": command,
@@ -40,9 +56,9 @@ def save_run(workdir: Path, store: Store, command: str) -> None:
         "splits": contents(store),
         "vocabulary": store.manifest["vocabulary"],
     }
-    file = epath.Path(workdir) / RUN
+    file = workdir / RUN
     if file.exists():
-        before = read_about(epath.Path(workdir))
+        before = read_about(workdir)
         if before["vocabulary"] != about["vocabulary"]:
             raise UserError(
                 f"{store.folder} has another vocabulary than {workdir} was trained with: prepare it with the run's "
@@ -197,7 +213,7 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
 
     `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
     """
-    workdir = epath.Path(workdir)
+    workdir = run_folder(workdir)
     load_config(workdir, trust, bindings)
     return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
 
@@ -213,7 +229,7 @@ def read_metrics(file: epath.Path) -> list[dict]:
     return rows
 
 
-def read_about(workdir: Path) -> dict[str, Any]:
+def read_about(workdir: epath.Path) -> dict[str, Any]:
     """What save_run noted."""
     try:
         about = json.loads((workdir / RUN).read_text())

@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import jax
-from etils import epath
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -14,6 +13,7 @@ from block_recurrent.data.rows import Cursor, RowStream
 from block_recurrent.data.store import Store, open_store
 from block_recurrent.errors import Preempted, UserError
 from block_recurrent.inference.evaluation import Evaluator
+from block_recurrent.inference.run import run_folder
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
 from block_recurrent.training.processes import PATIENCE, Attendance, agree, meet
@@ -67,6 +67,7 @@ def train(
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
     )
+    folder = run_folder(workdir)
     data = open_store(store)
     check_vocabulary(model, data)
     device = jax.local_devices()[0]
@@ -80,11 +81,11 @@ def train(
     evaluator = Evaluator(model, rows, segment, trainer.place, trainer.local_rows(), trainer.initial_memory)
 
     started(data)
-    checkpoints = Checkpoints(epath.Path(workdir) / "checkpoints", keep_checkpoints, keep_every)
+    checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints, keep_every)
     state, position = resume(trainer, checkpoints, skip_damaged) or (trainer.init(seed), Position(stream.begin()))
     resumed_at = step = int(state.step)
     cursor, evaluated = position.cursor, position.evaluated
-    report = Reporter(epath.Path(workdir), steps, step, active=jax.process_index() == 0)
+    report = Reporter(folder, steps, step, active=jax.process_index() == 0)
     metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens)
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
@@ -97,7 +98,7 @@ def train(
         closing(report),
         closing(batches),
         closing(Attendance(patience)) as attendance,
-        closing(Profile(epath.Path(workdir) / "profile", step, profile_steps)) as profile,
+        closing(Profile(folder / "profile", step, profile_steps)) as profile,
     ):
         while True:
             attendance.at(step)

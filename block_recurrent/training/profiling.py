@@ -3,6 +3,8 @@
 import jax
 from etils import epath
 
+from block_recurrent.data import files
+
 WARM_UP = 3  # steps that compile and settle
 
 
@@ -10,7 +12,7 @@ class Profile:
     """Traces `steps` steps, once a few have been taken since `begun`; none where `steps` is 0."""
 
     def __init__(self, folder: epath.Path, begun: int, steps: int):
-        self.folder, self.tracing = folder, False
+        self.folder, self.mirror, self.tracing = folder, files.Mirror(folder), False
         self.first, self.last = begun + WARM_UP, begun + WARM_UP + steps
 
     def at(self, step: int) -> None:
@@ -18,11 +20,12 @@ class Profile:
         if self.tracing and step >= self.last:
             self.close()
         elif step == self.first < self.last:
-            jax.profiler.start_trace(str(self.folder), create_perfetto_trace=True)
+            jax.profiler.start_trace(self.mirror.folder, create_perfetto_trace=True)
             self.tracing = True
 
     def close(self) -> None:
         if self.tracing:
             self.tracing = False
             jax.profiler.stop_trace()
+            self.mirror.upload()
             print(f"profile: tensorboard --logdir={self.folder}, or perfetto_trace.json.gz below it in ui.perfetto.dev")

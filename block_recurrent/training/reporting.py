@@ -12,6 +12,7 @@ from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from block_recurrent.data import files
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Score
 from block_recurrent.inference.run import METRICS, read_metrics
@@ -44,7 +45,8 @@ class Reporter:
         import_tensorflow()  # seconds: only the process that writes needs it
         from clu import metric_writers
 
-        self.tensorboard = metric_writers.AsyncWriter(metric_writers.SummaryWriter(str(workdir / "tensorboard")))
+        self.events = files.Mirror(workdir / "tensorboard")
+        self.tensorboard = metric_writers.AsyncWriter(metric_writers.SummaryWriter(self.events.folder))
 
     def line(self, text: str) -> None:
         """A line for the log and the screen."""
@@ -58,6 +60,9 @@ class Reporter:
             return
         append(self.metrics_file, json.dumps({"step": step, **values}) + "\n")
         self.tensorboard.write_scalars(step, values)
+        if files.is_remote(self.events.place):
+            self.tensorboard.flush()
+            self.events.upload()
         if self.bar is None:
             self.line(text)
         else:
@@ -79,6 +84,7 @@ class Reporter:
                 self.bar.stop()
             self.tensorboard.flush()
             self.tensorboard.close()
+            self.events.upload()
 
 
 class LateMetrics:
@@ -138,7 +144,7 @@ class LateMetrics:
 
 def append(file: epath.Path, text: str) -> None:
     """Adds to a file; a bucket's is written anew, for nothing can be added there."""
-    if "://" in str(file):
+    if files.is_remote(file):
         file.write_text((file.read_text() if file.exists() else "") + text)
         return
     with open(file, "a") as stream:
