@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ import jax
 from jax._src import clusters, distributed  # neither clusters nor the coordination service's client are public
 from jax.experimental import multihost_utils
 
-from block_recurrent.errors import UserError
+from block_recurrent.errors import UserError, first_line
 
 PATIENCE = 120.0  # seconds
 
@@ -35,7 +36,7 @@ def join(
     if given == (None, None, None):
         if not in_cluster():
             return
-        given = of_cluster()
+        given = of_cluster(patience)
     elif None in given:
         raise UserError("--coordinator=HOST:PORT, --processes=N and --process=I go together")
     roll_call(*given, patience)
@@ -50,64 +51,83 @@ def in_cluster() -> bool:
     return chips and importlib.util.find_spec("libtpu") is not None
 
 
-def of_cluster() -> tuple[str, int, int]:
+def of_cluster(patience: float) -> tuple[str, int, int]:
     """Coordinator, number of processes and this one's number, as JAX knows them of TPU slices and Slurm."""
-    cluster = next((known for known in clusters.ClusterEnv._cluster_types if known.is_env_present()), None)
+    known = [kind for kind in clusters.ClusterEnv._cluster_types if not kind.opt_in_only_method]
+    cluster = next((kind for kind in known if kind.is_env_present()), None)
     if cluster is None:
         raise UserError(
             "this looks like one of several processes, but not what JAX knows: give --coordinator and so on"
         )
-    return cluster.get_coordinator_address(None, None), cluster.get_process_count(), cluster.get_process_id()
+    try:  # a TPU slice looks for the coordinator's name, as long as it is given
+        coordinator = cluster.get_coordinator_address(max(int(patience), 10), os.environ.get("JAX_COORDINATOR_PORT"))
+    except RuntimeError as error:
+        raise UserError(f"process 0 cannot be found: {first_line(error)}") from error
+    return coordinator, cluster.get_process_count(), cluster.get_process_id()
 
 
 def roll_call(coordinator: str, processes: int, process: int, patience: float) -> None:
     """Waits until all processes are there, or says which are not: JAX itself would abort without a word on them.
 
-    Each calls process 0 on the port that JAX will use, says its number and is told who is missing.
+    Each calls process 0 on the port that JAX will use, says its number and of how many, and is told what is wrong.
     """
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
         raise UserError(f"--coordinator={coordinator}: give HOST:PORT")
     if not 0 <= process < processes:
         raise UserError(f"--process={process}: of {processes} processes the numbers are 0 to {processes - 1}")
-    until = time.monotonic() + patience
-    missing = listen(int(port), processes, until) if process == 0 else call(host, int(port), process, until)
-    if missing:
-        raise UserError(
-            f"process {', '.join(map(str, missing))} of {processes} did not come within {patience:.0f} s: "
-            "look at its log, or start it"
-        )
+    if process == 0:
+        wrong = listen(int(port), processes, patience)
+    else:
+        wrong = call(host, int(port), f"{process} {processes}", patience)
+    if wrong:
+        raise UserError(wrong)
 
 
-def listen(port: int, processes: int, until: float) -> list[int]:
-    """Process 0: takes the calls, tells the callers who is missing."""
-    callers = {}
-    with socket.create_server(("", port)) as server:
-        while len(callers) < processes - 1 and (left := until - time.monotonic()) > 0:
+def listen(port: int, processes: int, patience: float) -> str:
+    """Process 0: takes the calls, and tells the callers what is wrong, if anything is."""
+    callers, wrong, until = {}, "", time.monotonic() + patience
+    try:
+        server = socket.create_server(("", port))
+    except OSError as error:
+        raise UserError(f"process 0 cannot listen on port {port}: {error.strerror}; another run here?") from error
+    with server:
+        while not wrong and len(callers) < processes - 1 and (left := until - time.monotonic()) > 0:
             server.settimeout(left)
             try:
                 caller, _ = server.accept()
                 caller.settimeout(5)
-                callers[int(caller.recv(16))] = caller
+                number, count = map(int, caller.recv(32).split())
             except (OSError, ValueError):
                 continue
+            callers[number] = caller
+            if count != processes:
+                wrong = f"process {number} was told of {count} processes and process 0 of {processes}: start all alike"
         missing = [i for i in range(1, processes) if i not in callers]
+        wrong = wrong or (absent(missing, processes, patience) if missing else "")
         for caller in callers.values():
             with contextlib.suppress(OSError), caller:
-                caller.sendall(json.dumps(missing).encode())
-    return missing
+                caller.sendall(json.dumps(wrong).encode())
+    return wrong
 
 
-def call(host: str, port: int, process: int, until: float) -> list[int]:
+def call(host: str, port: int, number: str, patience: float) -> str:
+    """Any other process: calls until it is answered."""
+    until = time.monotonic() + patience
     while (left := until - time.monotonic()) > 0:
         try:
             with socket.create_connection((host, port), timeout=left) as line:
-                line.sendall(str(process).encode())
+                line.sendall(number.encode())
                 line.settimeout(until - time.monotonic() + 10)
                 return json.loads(line.recv(1 << 16))
         except (OSError, ValueError):
             time.sleep(0.2)
-    return [0]
+    return absent([0], int(number.split()[1]), patience)
+
+
+def absent(missing: list[int], processes: int, patience: float) -> str:
+    names = ", ".join(map(str, missing))
+    return f"process {names} of {processes} did not come within {patience:.0f} s: look at its log, or start it"
 
 
 def client():

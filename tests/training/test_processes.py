@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -115,12 +116,65 @@ def test_a_process_that_does_not_come_is_named(corpus, tmp_path):
     [
         (("127.0.0.1:1", 2, None), "go together"),
         (("127.0.0.1", 2, 0), "give HOST:PORT"),
+        (("127.0.0.1:99999", 2, 0), "give HOST:PORT"),
         (("127.0.0.1:1", 2, 2), "the numbers are 0 to 1"),
     ],
 )
 def test_flags_that_do_not_fit_are_told(flags, told):
     with pytest.raises(UserError, match=told):
         processes.join(*flags)
+
+
+def test_a_port_that_is_taken_is_told():
+    with socket.create_server(("", 0)) as taken, pytest.raises(UserError, match="process 0 cannot listen on port"):
+        processes.join(f"127.0.0.1:{taken.getsockname()[1]}", 2, 0)
+
+
+def test_processes_that_were_told_of_different_numbers_are_named_at_once_by_both():
+    told = {}
+
+    def call_as(process: int, of: int) -> None:
+        with pytest.raises(UserError) as error:
+            processes.roll_call(coordinator, of, process, 60)
+        told[process] = str(error.value)
+
+    coordinator = f"127.0.0.1:{free_port()}"
+    threads = [threading.Thread(target=call_as, args=each) for each in ((0, 2), (2, 3))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert told == dict.fromkeys((0, 2), "process 2 was told of 3 processes and process 0 of 2: start all alike")
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (
+            {"TPU_WORKER_HOSTNAMES": "localhost,elsewhere", "TPU_WORKER_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": ""}
+            | {"MEGASCALE_NUM_SLICES": "", "MEGASCALE_SLICE_ID": ""},
+            ("localhost:8482", 2, 1),
+        ),
+        (
+            {"TPU_WORKER_HOSTNAMES": "elsewhere,there", "TPU_WORKER_ID": "1", "MEGASCALE_NUM_SLICES": "2"}
+            | {"MEGASCALE_COORDINATOR_ADDRESS": "localhost:8080", "MEGASCALE_SLICE_ID": "1"},
+            ("localhost:8482", 4, 3),
+        ),
+        (
+            {"SLURM_JOB_ID": "4097", "SLURM_STEP_NODELIST": "node[003-004]", "SLURM_NTASKS": "16", "SLURM_PROCID": "9"}
+            | {"SLURM_LOCALID": "1"},
+            ("node003:61441", 16, 9),
+        ),
+    ],
+    ids=["a slice", "two slices", "Slurm"],
+)
+def test_the_environment_tells_of_the_other_processes(monkeypatch, variables, found):
+    from jax._src.clusters import cloud_tpu_cluster
+
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", "TPU_WORKER_ID" in variables)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert processes.of_cluster(patience=10) == found
 
 
 def test_a_run_of_one_process_asks_no_cluster(monkeypatch):
