@@ -9,6 +9,7 @@ them 2xv5litepod-32; GPUs, by shapes alone: a100-80gb-8, h100-8.
 """
 
 import json
+import math
 import os
 import sys
 
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> None:
     options, bindings = gin_bindings(parser, arguments)
     if not 0 < options.utilisation <= 1:
         raise UserError(f"--utilisation={options.utilisation}: give a share of the peak, above 0 and up to 1")
-    if options.tokens is not None and not options.tokens >= 1:
+    if options.tokens is not None and not 1 <= options.tokens < math.inf:
         raise UserError(f"--tokens={options.tokens}: give a number of tokens, 1 or more")
     slices = list(dict.fromkeys(map(find, options.slice)))
     # A TPU or GPU that is here is left to others, and no metadata server is asked about it.
@@ -68,7 +69,7 @@ def configured_training():
     settings = {"accumulate": 1, "health": False, **config.bindings_of(train, *names)}
     check_counts(**{name: settings[name] for name in ("steps", "rows", "segment", "accumulate")})
     mesh = {}
-    if "mesh" in given and (sizes := config.names_given_to(make_mesh)):
+    if "mesh" in given and (sizes := config.names_given_to(make_mesh) & {"data", "fsdp", "tensor"}):
         mesh = config.bindings_of(make_mesh, *sizes)
     return Training(**settings, mesh=mesh)
 

@@ -123,6 +123,7 @@ def test_what_does_not_divide_is_told_with_the_rule_at_fault(planned):
     for parameter, fault in {
         "['embedding'] (259, 16)": "259 does not divide over tensor = 4 (rule vocab -> tensor)",
         "(2, 16, 30)": "30 does not divide over tensor = 4 (rule mlp -> tensor)",
+        "['layers_0']['relative_bias'] (2, 2, 32)": "2 does not divide over tensor = 4 (rule heads -> tensor)",
     }.items():
         assert any(parameter in line and fault in line for line in found["problems"]), found["problems"]
 
@@ -133,6 +134,7 @@ def test_what_does_not_divide_is_told_with_the_rule_at_fault(planned):
         (["--slice=v5e-8"], "4 rows do not divide over data x fsdp = 8"),
         (["--slice=v5e-4", "--gin.FSDP=3"], "does not cover the 4 device(s) of v5litepod-4"),
         (["--slice=2xv5e-4", "--gin.make_mesh.data=1"], "data is split over 2 slices"),
+        (["--slice=v5e-4", "--gin.make_mesh.tensor='all'"], "mesh 1 x -1 x all: sizes are whole and positive"),
     ],
 )
 def test_a_mesh_or_batch_that_does_not_fit_the_slice_is_told(planned, arguments, told):
@@ -172,6 +174,7 @@ def test_without_the_compiler_the_fast_part_works_and_says_what_is_missing(monke
         (["--slice=v4-7"], "no slice is called 'v4-7': v4 has v4-8"),
         (["--slice=v4-8", "--utilisation=40"], "--utilisation=40"),
         (["--slice=v4-8", "--tokens=0"], "--tokens=0"),
+        (["--slice=v4-8", "--tokens=inf"], "--tokens=inf"),
         (["--slice=v4-8", "--gin.train.rows=0"], "train.rows is 0"),
         (["--slice=v4-8", "--gin.STEP=1"], "no gin name STEP: did you mean STEPS?"),
     ],

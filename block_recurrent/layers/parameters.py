@@ -72,7 +72,7 @@ def project_unit(module: nn.Module, name: str, x: jax.Array, heads: int, head_di
 
 def bias_table(module: nn.Module, name: str, heads: int) -> jax.Array:
     """The T5 relative bias of a layer, [h BUCKETS]."""
-    init = partitioned(nn.initializers.normal(BUCKETS**-0.5), None, None)
+    init = partitioned(nn.initializers.normal(BUCKETS**-0.5), "heads", None)
     return module.param(name, init, (heads, BUCKETS), jnp.float32)
 
 

@@ -39,8 +39,8 @@ def mesh_sizes(
     """Sizes of the mesh's axes; one may be -1: whatever is left. By default data is one a slice, fsdp the rest."""
     sizes = [slices if data is None else data, fsdp, tensor]
     shape = " x ".join(map(str, sizes))
-    if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
-        raise UserError(f"mesh {shape}: sizes are positive, and at most one of data, fsdp, tensor is -1")
+    if sizes.count(-1) > 1 or any(not isinstance(size, int) or size == 0 or size < -1 for size in sizes):
+        raise UserError(f"mesh {shape}: sizes are whole and positive, and at most one of data, fsdp, tensor is -1")
     known = math.prod(size for size in sizes if size != -1)
     sizes = [devices // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != devices:
