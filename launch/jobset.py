@@ -23,5 +23,6 @@ def render(job: Job, image: str) -> str:
         TOPOLOGY=tpus.topology.partition(":")[2],
         REPOSITORY=json.dumps(job.repository),
         COMMIT=json.dumps(job.commit),
-        ARGUMENTS=json.dumps([f"--workdir={job.workdir}", *job.arguments]),
+        # Kubernetes puts in what $(NAME) is; $$(NAME) stays as it was written.
+        ARGUMENTS=json.dumps([f"--workdir={job.workdir}", *job.arguments]).replace("$(", "$$("),
     )

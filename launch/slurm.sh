@@ -25,8 +25,11 @@ python=$(bash launch/worker.sh setup)
 echo "commit $(git rev-parse HEAD), $(git status --porcelain | wc -l) files changed, on ${SLURM_JOB_NODELIST:-?}"
 
 workdir=""
+last=""
 for argument in "$@"; do
   if [[ $argument == --workdir=* ]]; then workdir=${argument#--workdir=}; fi
+  if [[ $last == --workdir ]]; then workdir=$argument; fi
+  last=$argument
 done
 tries_file=slurm-$SLURM_JOB_ID.tries
 before=$(bash launch/worker.sh step "$workdir")

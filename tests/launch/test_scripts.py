@@ -84,7 +84,15 @@ def test_slurm_gives_up_after_three_tries_without_progress(tmp_path):
     assert (tmp_path / "calls").read_text().count("requeue") == 4
 
 
-def sbatch(tmp_path: Path, training: str) -> subprocess.CompletedProcess:
+def test_slurm_finds_the_workdir_however_it_is_given(tmp_path):
+    for _ in range(3):
+        sbatch(tmp_path, "exit 7", "--workdir", str(tmp_path / "other"))
+    assert (tmp_path / "calls").read_text().count("requeue") == 2
+    sbatch(tmp_path, f"mkdir -p {tmp_path}/other/checkpoints/10; exit 7", "--workdir", str(tmp_path / "other"))
+    assert (tmp_path / "calls").read_text().count("requeue") == 3, "progress starts the count again"
+
+
+def sbatch(tmp_path: Path, training: str, *workdir: str) -> subprocess.CompletedProcess:
     programs, checkout = tmp_path / "programs", tmp_path / "checkout"
     if not programs.exists():
         programs.mkdir()
@@ -99,5 +107,5 @@ def sbatch(tmp_path: Path, training: str) -> subprocess.CompletedProcess:
         "SLURM_JOB_ID": "77",
         "BR_PYTHON": "python",
     }
-    command = ["bash", str(ROOT / "launch" / "slurm.sh"), f"--workdir={tmp_path}/run"]
+    command = ["bash", str(ROOT / "launch" / "slurm.sh"), *(workdir or [f"--workdir={tmp_path}/run"])]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
