@@ -15,6 +15,7 @@ exact commands and does nothing.
 """
 
 import argparse
+import shlex
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -108,7 +109,8 @@ def main(arguments: list[str]) -> None:
 def command_up(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
     require(job, "slice", "zone", "project")
     if not job.created:
-        job = create(jobs, cloud, remember(jobs, cloud, job))
+        job = remember(jobs, cloud, job)
+        job = create(jobs, cloud, job if cloud.dry else jobs.change(job.name, stopped=False))
     wait_until_active(cloud, job, options.interval)
 
 
@@ -121,8 +123,7 @@ def command_run(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace)
 
 def command_watch(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> int:
     require(job, "slice", "zone", "project", "workdir")
-    if not job.commit:
-        raise UserError(f"job {job.name} was never run: python -m launch run {job.name}")
+    require_run(job)
     if cloud.dry:
         if not job.created:
             job = replace(job, created=[job.next_resource], attempts=job.attempts + 1)
@@ -141,13 +142,14 @@ def command_watch(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespac
 
 
 def command_logs(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    require_run(job)
     if options.worker == "all":
         if options.follow:
             raise UserError("one log can be followed at a time: give --worker=NUMBER")
         told = tails(cloud, job, options.lines)
         print(told, end="\n" if told else "")
         return
-    if not options.worker.isdigit() or int(options.worker) >= job.tpus.hosts * job.tpus.slices:
+    if not options.worker.isdecimal() or int(options.worker) >= job.tpus.hosts * job.tpus.slices:
         raise UserError(
             f"--worker={options.worker}: {job.slice} has 0 to {job.tpus.hosts * job.tpus.slices - 1}, or all"
         )
@@ -157,12 +159,15 @@ def command_logs(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace
 
 
 def command_stop(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
+    require_run(job)
     stop(jobs, cloud, job)
 
 
 def command_down(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
     if not job.created:
         print(f"{job.name} has created nothing that is still there")
+    if not cloud.dry:
+        jobs.change(job.name, stopped=True)  # a watch would take it for a preemption, and book again
     release(jobs, cloud, job)
 
 
@@ -180,10 +185,17 @@ def command_sweep(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespac
             raise UserError(f"there is a job {run.name} already: choose another name for the sweep")
     runs = [replace(run, owner="", created=[], attempts=0, started=False, stopped=False) for run in runs]
     for run in runs:
-        print(f"{run.name}: block_recurrent.train --workdir={run.workdir} {' '.join(run.arguments)}")
+        print(f"{run.name}: block_recurrent.train {shlex.join([f'--workdir={run.workdir}', *run.arguments])}")
         if not cloud.dry:
             jobs.change(run.name, **{key: value for key, value in asdict(run).items() if key not in ("name", "owner")})
-    if not options.now or cloud.dry:
+    if not options.now:
+        return 0
+    if cloud.dry:
+        first = replace(runs[0], owner=job.owner)
+        booked = [create(jobs, cloud, first).next_resource]
+        for run in runs:
+            start(jobs, cloud, replace(run, created=booked), "restart")
+        release(jobs, cloud, replace(first, created=booked))
         return 0
     pace = Pace(options.interval, options.grace, options.patience)
     worst, before = 0, create(jobs, cloud, jobs.load(runs[0].name))
@@ -219,6 +231,11 @@ def with_code(job: Job, options: argparse.Namespace) -> Job:
     if not options.allow_dirty:
         repository.check_published(commit)
     return replace(job, commit=commit, repository=job.repository or repository.remote())
+
+
+def require_run(job: Job) -> None:
+    if not job.commit:
+        raise UserError(f"job {job.name} was never run: python -m launch run {job.name}")
 
 
 def remember(jobs: Jobs, cloud: Cloud, job: Job) -> Job:

@@ -13,6 +13,7 @@ ACTIVE = "ACTIVE"
 GONE = "NOT_FOUND"
 LOST = ("SUSPENDED", "FAILED", GONE)  # any other state is waited for: in SUSPENDING, a run may still be saving
 OWNER = "block-recurrent-owner"
+ANSWER = 900.0  # seconds: a machine that is taken away in the middle of an ssh may never answer
 
 
 class CloudError(UserError):
@@ -44,8 +45,15 @@ class Cloud:
         feed = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
         try:
             done = subprocess.run(
-                command, text=True, stdout=None if show else subprocess.PIPE, stderr=subprocess.PIPE, **feed
+                command,
+                text=True,
+                stdout=None if show else subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                timeout=None if show else ANSWER,
+                **feed,
             )
+        except subprocess.TimeoutExpired:
+            raise CloudError(f"{what} failed: no answer in {ANSWER:.0f} s") from None
         except FileNotFoundError:
             raise UserError(f"no program {self.gcloud}: install the Google Cloud SDK, or give --gcloud=PATH") from None
         if done.returncode:

@@ -22,13 +22,15 @@ def create(jobs: Jobs, cloud: Cloud, job: Job) -> Job:
         cloud.create(job)
         return job
     name = job.next_resource
-    created = jobs.change(
-        job.name, created=[*job.created, name], attempts=job.attempts + 1, started=False, stopped=False
-    )
+    created = jobs.change(job.name, created=[*job.created, name], attempts=job.attempts + 1, started=False)
     try:
         cloud.create(job)
-    except CloudError:
-        if cloud.describe(job, name).owner != job.owner:  # nothing was made, or the name was someone else's
+    except CloudError as refused:
+        try:
+            owner = cloud.describe(job, name).owner
+        except CloudError:
+            raise refused from None  # not known, so it stays written down
+        if owner != job.owner:  # nothing was made, or the name was someone else's
             jobs.change(job.name, created=job.created)
         raise
     say(f"{name} was asked for: {job.slice}{', spot' if job.spot else ''}, in {job.zone}")
@@ -39,6 +41,8 @@ def wait_until_active(cloud: Cloud, job: Job, interval: float) -> None:
     last = ""
     while True:
         found = cloud.describe(job, job.resource)
+        if cloud.dry:
+            return
         if found.state != last:
             say(f"{job.resource} is {found.state}")
         if found.state == ACTIVE:
@@ -71,7 +75,8 @@ def start(jobs: Jobs, cloud: Cloud, job: Job, verb: str = "start") -> Job:
         return job
     for line in re.findall(r"^worker=.*$", told, re.MULTILINE):
         say(line)
-    return jobs.change(job.name, started=True, stopped=False)
+    # A stop that came while `watch` was starting the run still stands.
+    return jobs.change(job.name, started=True, **({"stopped": False} if verb == "start" else {}))
 
 
 def start_command(job: Job, verb: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from block_recurrent.errors import PREEMPTED, UserError
 from launch.cloud import ACTIVE, GONE, LOST, Cloud, CloudError
 from launch.jobs import Job, Jobs
-from launch.running import Worker, create, highest_step, look, release, say, start, tails, worker
+from launch.running import DIED, Worker, create, highest_step, look, release, say, start, stop, tails, worker
 
 TRIES = 3
 
@@ -23,14 +23,17 @@ class Pace:
 def verdict(workers: list[Worker], expected: int) -> tuple[str, int]:
     """What the workers' answers come to: missing, running, done, ending or ended, and the run's exit code.
 
-    One worker's 42 is the run's: the others may have died of its leaving.
+    One worker's 42 is the run's: the others may have died of its leaving. Those that a run which is done has left
+    behind are ending too.
     """
     if len(workers) < expected:
         return "missing", 0
     codes = [each.code for each in workers]
+    if codes.count(None) == len(codes):
+        return "running", 0
     failed = [code for code in codes if code]
     if not failed:
-        return ("done" if all(code == 0 for code in codes) else "running"), 0
+        return ("ending" if None in codes else "done"), 0
     return ("ending" if None in codes else "ended"), PREEMPTED if PREEMPTED in failed else failed[0]
 
 
@@ -113,6 +116,7 @@ class Watch:
         if state == "ending":
             say("workers that hang are killed")
             self.cloud.ssh(job, worker(job, "kill", job.name))
+            code = code or DIED  # some were done, these were not
         if job.stopped:
             return self.stopped(job)
         if code == PREEMPTED:
@@ -141,20 +145,24 @@ class Watch:
         if self.failed_again(highest_step(self.cloud, job, [])):
             raise UserError(f"{why}; given up after {TRIES} tries: python -m launch down {job.name} clears away")
 
-    def replace(self, job: Job) -> None:
-        """Deletes what this job created, and asks for it again."""
-        job = release(self.jobs, self.cloud, job)
+    def replace(self, job: Job) -> int | None:
+        """Deletes what this job created, and asks for it again, unless it was stopped meanwhile."""
+        release(self.jobs, self.cloud, job)
+        job = self.jobs.load(self.name)
+        if job.stopped:
+            return self.stopped(job)
         try:
             create(self.jobs, self.cloud, job)
         except CloudError as error:
             self.count_failure(job, str(error))
             raise
+        return None
 
     def begin(self, job: Job) -> None:
         """Starts the run; a slice that has just come up may not let ssh in yet."""
         self.jobs.change(self.name, started=False)
         try:
-            start(self.jobs, self.cloud, job, "restart")
+            job = start(self.jobs, self.cloud, job, "restart")
         except CloudError:
             self.unanswered += 1
             if self.unanswered >= self.pace.patience:
@@ -162,6 +170,8 @@ class Watch:
                 self.count_failure(job, "the run cannot be started")
             raise
         self.unanswered = 0
+        if job.stopped:  # while it was being started
+            stop(self.jobs, self.cloud, job)
 
     def stopped(self, job: Job) -> int:
         say(f"{self.name} was stopped; python -m launch run {self.name} goes on, down {self.name} deletes the slice")

@@ -146,6 +146,10 @@ status)
   ;;
 stop)
   if live "$1"; then
+    for _ in {1..50}; do # a run that has just been started writes it soon
+      if [[ -s $run/pid ]]; then break; fi
+      sleep 0.1
+    done
     kill -TERM "$(cat "$run/pid")" && echo "worker=$host told to stop"
   else
     echo "worker=$host has no run of $1"

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from block_recurrent.errors import MISTAKE, UserError
+from launch.cloud import Cloud, CloudError
 from launch.jobs import Job
 from launch.sweep import expand, parse
 from tests.launch.conftest import ROOT, git, program
@@ -31,6 +32,7 @@ COMMANDS = {
     "stop": ("stop", *WHERE, "--commit=COMMIT", "--ssh-flag=--tunnel-through-iap"),
     "doctor": ("doctor", *WHERE, *RUN),
     "sweep": ("sweep", *WHERE, *RUN, "--sweep=train.seed=0,1", "--sweep=LEARNING_RATE=0.5,1.0", *TRAINING),
+    "sweep_now": ("sweep", *WHERE, *RUN, "--now", "--sweep=train.seed=0,1", *TRAINING),
     "jobset": ("jobset", "--slice=2xv5litepod-16", "--spot", *RUN, *TRAINING),
 }
 
@@ -42,9 +44,7 @@ def test_dry_run_prints_the_exact_commands_and_does_nothing(cloud, repository, c
     more = [argument.replace("COMMIT", commit) for argument in more]
     assert cloud.launch(command, "mine", "--dry-run", *more) == 0
     told = capsys.readouterr().out.replace(commit, "COMMIT")
-    told = re.sub(
-        r"owner=\w+", "owner=OWNER", re.sub(r"doctor-\d+", "doctor-PID", re.sub(r"^\d\d:.*\n", "", told, flags=re.M))
-    )
+    told = re.sub(r"owner=\w+", "owner=OWNER", re.sub(r"doctor-\d+", "doctor-PID", told))
     file = GOLDEN / f"{golden}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
@@ -80,6 +80,8 @@ def test_the_jobset_means_what_launch_does(cloud, repository, capsys):
     assert preempted["values"] == [42] and preempted["containerName"] == container["name"]
     assert cloud.launch(command, "mine", *(argument for argument in more if argument != "--spot")) == 0
     assert "gke-spot: " not in capsys.readouterr().out
+    assert cloud.launch(command, "mine", *more, "--gin.X='$(COMMIT)'") == 0
+    assert "\"--gin.X='$$(COMMIT)'\"" in capsys.readouterr().out, "Kubernetes would put its variable there"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,9 @@ def test_the_jobset_means_what_launch_does(cloud, repository, capsys):
         ("run", [*WHERE, *RUN, "--commit=nowhere", *TRAINING], "git rev-parse"),
         ("watch", [], "no job mine"),
         ("down", [], "no job mine"),
-        ("logs", [*WHERE, "--dry-run", "--worker=4"], "v5litepod-16 has 0 to 3, or all"),
+        ("logs", [*WHERE, "--dry-run", "--commit=HEAD", "--worker=4"], "v5litepod-16 has 0 to 3, or all"),
+        ("logs", [*WHERE, "--dry-run", "--commit=HEAD", "--worker=²"], "v5litepod-16 has 0 to 3, or all"),
+        ("logs", [*WHERE, "--dry-run"], "job mine was never run: python -m launch run mine"),
         ("sweep", [*WHERE, *RUN, "--sweep=train.seed", *TRAINING], "write NAME=VALUE,VALUE"),
     ],
 )
@@ -117,6 +121,20 @@ def test_launch_needs_nothing_of_the_library_but_its_errors_and_its_slices():
 def test_a_missing_gcloud_is_told(cloud, capsys):
     assert cloud.launch("up", "mine", *WHERE, "--gcloud=nowhere/gcloud") == MISTAKE
     assert "no program nowhere/gcloud: install the Google Cloud SDK" in capsys.readouterr().err
+
+
+def test_a_creation_that_fails_is_told_though_nothing_more_can_be_asked(cloud, tmp_path, capsys):
+    broken = program(tmp_path / "gcloud", 'echo "ERROR: no permission to $4" >&2; exit 1')
+    assert cloud.launch("up", "mine", *WHERE, f"--gcloud={broken}") == MISTAKE
+    assert "creating mine-1 failed (exit code 1): ERROR: no permission to create" in capsys.readouterr().err
+    assert cloud.job("mine")["created"] == ["mine-1"], "it may be there"
+
+
+def test_a_gcloud_that_never_answers_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.cloud.ANSWER", 0.1)
+    silent = Cloud(str(program(tmp_path / "gcloud", "exec sleep 60")))
+    with pytest.raises(CloudError, match="ssh to mine-1 failed: no answer in 0 s"):
+        silent.ssh(Job("mine"), "true")
 
 
 def test_changes_that_workers_would_not_get_are_refused(cloud, published, tmp_path, monkeypatch, capsys):

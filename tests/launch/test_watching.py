@@ -99,6 +99,39 @@ def test_workers_that_hang_behind_one_that_failed_are_killed(cloud, running, tmp
     assert "--node=all" in status[0] and "--worker=all" in status[0]
 
 
+def test_workers_that_hang_behind_one_that_is_done_are_started_again(cloud, running, tmp_path, capfd):
+    hangs_once = f"[ $FAKE_HOST = mine-1-w-2 ] || [ -e {tmp_path}/again ] || exec sleep 60; touch {tmp_path}/again"
+    running(hangs_once, where=("--slice=v5litepod-16", *WHERE[1:]))
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+    told = capfd.readouterr().out
+    assert "workers that hang are killed" in told and "failed with code 137" in told
+
+
+def test_down_beside_a_watch_ends_it_and_nothing_is_booked_again(cloud, running, capfd):
+    running("sleep 60")
+    assert cloud.launch("down", "mine") == 0
+    assert cloud.launch("watch", "mine", *QUICK) == PREEMPTED
+    assert not cloud.resources and len(cloud.calls("create")) == 1
+    assert cloud.launch("up", "mine") == 0 and not cloud.job("mine")["stopped"]
+
+
+@pytest.mark.parametrize("moment", ["release", "start"])
+def test_a_stop_in_the_middle_of_a_replacement_stands(cloud, running, monkeypatch, tmp_path, moment):
+    from launch import watching
+    from launch.jobs import Jobs
+
+    running(f"[ -e {tmp_path}/second ] && exec sleep 60; touch {tmp_path}/second; exit {PREEMPTED}")
+    act = getattr(watching, moment)
+
+    def interrupted(*arguments):
+        Jobs(cloud.state).change("mine", stopped=True)
+        return act(*arguments)
+
+    monkeypatch.setattr(watching, moment, interrupted)
+    assert cloud.launch("watch", "mine", *QUICK) == PREEMPTED
+    assert len(cloud.calls("create")) == (1 if moment == "release" else 2)
+
+
 def test_all_workers_of_all_slices_run_and_have_their_logs(cloud, running, capfd):
     running('echo "on $FAKE_HOST"', where=("--slice=2xv5litepod-8", *WHERE[1:]))
     assert cloud.launch("watch", "mine", *QUICK) == 0
@@ -195,7 +228,8 @@ def test_up_again_goes_on_waiting(cloud):
     ("codes", "expected"),
     [
         ((0, 0), ("done", 0)),
-        ((None, 0), ("running", 0)),
+        ((None, None), ("running", 0)),
+        ((None, 0), ("ending", 0)),
         ((None, 3), ("ending", 3)),
         ((0, 3), ("ended", 3)),
         ((1, 42), ("ended", 42)),
