@@ -34,20 +34,19 @@ def main(arguments: list[str]) -> None:
     from block_recurrent.training.loop import train
 
     processes.join(options.coordinator, options.processes, options.process, options.patience)
-    config.parse(options.gin_file, bindings)
-    if processes.client() is not None:
-        store = open_store(config.bindings_of(train, "store")["store"])
-        processes.agree(
-            "start",
-            {
+    with processes.before_agreeing("start"):
+        config.parse(options.gin_file, bindings)
+        if processes.client() is not None:
+            store = open_store(config.bindings_of(train, "store")["store"])
+            facts = {
                 "version of jax": jax.__version__,
                 "code": processes.code_version(),
                 "config": config.fingerprint(),
                 "data store": store.fingerprint(),
                 "workdir": options.workdir,
-            },
-            options.patience,
-        )
+            }
+    if processes.client() is not None:
+        processes.agree("start", facts, options.patience)
 
     def started(store) -> None:
         if jax.process_index() == 0:

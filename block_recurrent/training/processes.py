@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -23,6 +24,7 @@ from jax.experimental import multihost_utils
 from block_recurrent.errors import UserError, first_line
 
 PATIENCE = 120.0  # seconds
+FAILURE = "failure"  # said instead of facts
 
 
 def join(
@@ -146,12 +148,10 @@ def code_version() -> str:
 
 def agree(topic: str, facts: dict[str, str], patience: float = PATIENCE) -> None:
     """Checks that all processes have the same facts; otherwise each says which differs from process 0, and in what."""
-    store = client()
-    if store is None:
-        return
-    mine, count = distributed.global_state.process_id, distributed.global_state.num_processes
-    store.key_value_set(f"block_recurrent/{topic}/{mine}", json.dumps(facts))
-    everyone = [json.loads(told(store, f"block_recurrent/{topic}/{i}", i, patience)) for i in range(count)]
+    everyone = everyones(topic, facts, patience)
+    for i, theirs in enumerate(everyone):
+        if FAILURE in theirs:
+            raise UserError(f"process {i} has failed: {theirs[FAILURE]}")
     for name in facts:
         for i, theirs in enumerate(everyone):
             if theirs.get(name) != everyone[0].get(name):
@@ -159,6 +159,28 @@ def agree(topic: str, facts: dict[str, str], patience: float = PATIENCE) -> None
                     f"process {i} has another {name} than process 0: {theirs.get(name)} and not "
                     f"{everyone[0].get(name)}; start all processes alike"
                 )
+
+
+def everyones(topic: str, facts: dict[str, str], patience: float = PATIENCE) -> list[dict[str, str]]:
+    """What each process says on a topic, once all have."""
+    store = client()
+    if store is None:
+        return [facts]
+    mine, count = distributed.global_state.process_id, distributed.global_state.num_processes
+    store.key_value_set(f"block_recurrent/{topic}/{mine}", json.dumps(facts))
+    return [json.loads(told(store, f"block_recurrent/{topic}/{i}", i, patience)) for i in range(count)]
+
+
+@contextlib.contextmanager
+def before_agreeing(topic: str) -> Iterator[None]:
+    """Where a failure of one process is told to those that wait for it at `agree`."""
+    try:
+        yield
+    except Exception as error:
+        if client() is not None:
+            key = f"block_recurrent/{topic}/{distributed.global_state.process_id}"
+            client().key_value_set(key, json.dumps({FAILURE: first_line(error)}))
+        raise
 
 
 def told(store, key: str, process: int, patience: float) -> str:

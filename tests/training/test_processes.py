@@ -20,6 +20,7 @@ from block_recurrent.training.reporting import append
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "tests" / "tiny.gin")
+NO_STORE = "--gin.STORE='/nowhere'"
 
 
 def free_port() -> int:
@@ -99,6 +100,14 @@ def test_a_process_with_another_config_is_named_by_all(corpus, tmp_path):
         assert code == MISTAKE
         assert re.search(r"^error: process 1 has another config than process 0: \w+ and not \w+;", told, re.M), told
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_process_that_has_no_data_is_named_by_the_others_at_once(corpus, tmp_path):
+    ended = pair(train_arguments(corpus, tmp_path / "run"), [*train_arguments(corpus, tmp_path / "run"), NO_STORE])
+    assert [code for code, _ in ended] == [MISTAKE, MISTAKE]
+    assert ended[0][1].splitlines()[-1].startswith("error: process 1 has failed: no prepared data in /nowhere"), ended
+    assert ended[1][1].splitlines()[-1].startswith("error: no prepared data in /nowhere"), ended
 
 
 @pytest.mark.slow
