@@ -9,11 +9,15 @@ WARM_UP = 3  # steps that compile and settle
 
 
 class Profile:
-    """Traces `steps` steps, once a few have been taken since `begun`; none where `steps` is 0."""
+    """Traces `steps` steps, once a few have been taken since `begun`; none where `steps` is 0.
+
+    Of several processes the first is traced: in one folder they would write over each other.
+    """
 
     def __init__(self, folder: epath.Path, begun: int, steps: int):
         self.folder, self.mirror, self.tracing = folder, files.Mirror(folder), False
-        self.first, self.last = begun + WARM_UP, begun + WARM_UP + steps
+        self.first = begun + WARM_UP
+        self.last = self.first + (steps if jax.process_index() == 0 else 0)
 
     def at(self, step: int) -> None:
         """Told of every step before it is taken."""

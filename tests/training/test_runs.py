@@ -243,3 +243,11 @@ def test_a_profile_traces_steps_after_the_first(monkeypatch, tmp_path):
         profile.at(step)
         traced.append(step)
     assert traced == [10, 11, 12, str(tmp_path / "profile"), 13, 14, "stop", 15, 16, 17]
+
+
+def test_of_several_processes_the_first_alone_is_traced(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **options: pytest.fail("traced"))
+    profile = Profile(tmp_path / "profile", begun=0, steps=2)
+    for step in range(8):
+        profile.at(step)
