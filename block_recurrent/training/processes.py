@@ -212,18 +212,23 @@ class Attendance:
     def at(self, step: int) -> None:
         self.step, self.since = step, time.monotonic()
         if client() is not None and (self.since - self.noted > 1.0):
-            self.noted = self.since
-            key = f"block_recurrent/step/{distributed.global_state.process_id}"
-            client().key_value_set(key, str(step), allow_overwrite=True)
+            self._note()
+
+    def _note(self) -> None:
+        self.noted = time.monotonic()
+        key = f"block_recurrent/step/{distributed.global_state.process_id}"
+        client().key_value_set(key, str(self.step), allow_overwrite=True)
 
     def _watch(self) -> None:
         while not self.ended.wait(self.patience / 4):
             waited = time.monotonic() - self.since
+            if self.since > self.noted and waited > self.patience / 4:
+                self._note()  # the steps since the last note: without them, the wrong process would seem behind
             if waited > self.patience and (late := self._late()):
                 print(f"waiting for {waited:.0f} s at step {self.step}: {late}", file=sys.stderr, flush=True)
 
     def _late(self) -> str:
-        """Who has not come as far as this process, give or take the steps of a second."""
+        """Who has not come as far as the others; all that still run have noted where they wait."""
         entries = dict(client().key_value_dir_get("block_recurrent/step/"))
         steps = {int(key.rpartition("/")[2]): int(step) for key, step in entries.items()}
         absent = [i for i in range(distributed.global_state.num_processes) if i not in steps]

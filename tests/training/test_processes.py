@@ -215,6 +215,19 @@ def test_a_wait_that_lasts_too_long_names_who_is_missing(monkeypatch):
     attendance.close()
 
 
+def test_a_process_that_waits_notes_the_step_that_it_is_at(monkeypatch):
+    """Fast steps are not all noted: the process that was noted last would seem to be ahead of the others."""
+    store, noted = Store(), threading.Event()
+    monkeypatch.setattr(store, "key_value_set", lambda key, value, **_: value == "13" and noted.set(), raising=False)
+    monkeypatch.setattr(processes, "client", lambda: store)
+    monkeypatch.setattr(processes.distributed.global_state, "process_id", 0)
+    attendance = processes.Attendance(patience=0.4)
+    attendance.at(12)
+    attendance.at(13)
+    assert noted.wait(timeout=30)
+    attendance.close()
+
+
 def test_what_is_added_to_a_file_in_a_bucket_is_written_with_the_rest():
     class File:
         text = None
