@@ -9,7 +9,7 @@ import functools
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +143,21 @@ def fingerprint() -> str:
 
 def save_config(workdir: epath.Path) -> None:
     """Writes the flat configuration and every value in use, or refuses a workdir whose run had another."""
-    given, file = gin.config_str(), workdir / CONFIG
-    if file.exists():
-        differing = sorted(settings(file.read_text()) ^ settings(given))
-        if differing:
-            raise UserError(
-                f"{workdir} holds a run of another config (first difference: {differing[0]}): "
-                "choose another --workdir, or give the config it was started with"
-            )
-    replace_text(file, given)
+    if differing := differences(workdir):
+        raise UserError(
+            f"{workdir} holds a run of another config (first difference: {differing[0]}): "
+            "choose another --workdir, or give the config it was started with"
+        )
+    replace_text(workdir / CONFIG, gin.config_str())
     replace_text(workdir / OPERATIVE, gin.operative_config_str())
+
+
+def differences(workdir: epath.Path, may_change: Collection[str] = MAY_CHANGE) -> list[str]:
+    """The bindings that the parsed configuration and that of a workdir's run do not share; none without a run."""
+    file = workdir / CONFIG
+    if not file.exists():
+        return []
+    return sorted(settings(file.read_text(), may_change) ^ settings(gin.config_str(), may_change))
 
 
 def replace_text(file: epath.Path, text: str) -> None:
@@ -166,11 +171,11 @@ def replace_text(file: epath.Path, text: str) -> None:
     partial.replace(file)
 
 
-def settings(text: str) -> set[str]:
+def settings(text: str, may_change: Collection[str]) -> set[str]:
     """The bindings of a flat config that make a run what it is, one line each."""
     kept = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     bindings = (re.sub(r"\s+", " ", re.sub(r"\\\n", "", part)).strip() for part in re.split(r"\n(?=\S)", kept))
-    return {line for line in bindings if " = " in line and short_name(line) not in MAY_CHANGE}
+    return {line for line in bindings if " = " in line and short_name(line) not in may_change}
 
 
 def short_name(binding: str) -> str:

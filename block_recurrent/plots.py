@@ -1,5 +1,7 @@
 """Pictures of curves, drawn without a display."""
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,17 +21,45 @@ def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_la
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
     for axes, (label, curves) in zip(grid.flat, panels.items(), strict=False):
-        for (name, (along, up)), colour in zip(curves.items(), COLOURS, strict=False):
-            axes.plot(along, up, color=colour, marker="o" if len(along) < 40 else None, markersize=4, label=name)
-            axes.annotate(
-                f"{up[-1]:.3g}", (along[-1], up[-1]), (6, 0), textcoords="offset points", va="center", color=colour
-            )
+        places = apart({name: up[-1] for name, (_, up) in curves.items()}, [y for _, up in curves.values() for y in up])
+        looks = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS))
+        for (name, (along, up)), (line, colour) in zip(curves.items(), looks, strict=False):
+            marker = "o" if len(along) < 40 else None
+            axes.plot(along, up, line, color=colour, marker=marker, markersize=4, label=name)
+            place = (along[-1], places[name])
+            axes.annotate(f"{up[-1]:.3g}", place, (6, 0), textcoords="offset points", va="center", color=colour)
         if len(curves) > 1:
             axes.legend(frameon=False)
         axes.margins(x=0.15)
         axes.set(xlabel=x_label, ylabel=label)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    save(figure, file)
+
+
+def apart(ends: Mapping[str, float], drawn: Sequence[float]) -> dict[str, float]:
+    """Heights for the labels of curves' ends: beside them, and a line of text from one to the next."""
+    line, below, places = 0.06 * (max(drawn) - min(drawn)), -math.inf, {}
+    for name, end in sorted(ends.items(), key=lambda item: item[1]):
+        places[name] = below = max(end, below + line)
+    return places
+
+
+def draw_intervals(
+    file: Path, title: str, values: Mapping[str, tuple[float, Sequence[float] | None]], label: str
+) -> None:
+    """A point for each name, the first on top, with a line over its interval where it has one."""
+    pyplot = without_display()
+    figure, axes = pyplot.subplots(figsize=(7, 1.4 + 0.4 * len(values)), layout="constrained")
+    for y, (value, interval) in enumerate(values.values()):
+        axes.plot(interval or [], [y, y] if interval else [], color=COLOURS[0], linewidth=2, alpha=0.5)
+        axes.plot(value, y, "o", color=COLOURS[0])
+        axes.annotate(f"{value:.4g}", (value, y), (0, 5), textcoords="offset points", ha="center", fontsize=9)
+    axes.set(xlabel=label, ylim=(len(values) - 0.5, -0.5))
+    axes.set_title(title, parse_math=False)
+    axes.set_yticks(range(len(values)), values, parse_math=False)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
     save(figure, file)
 
 

@@ -1,0 +1,235 @@
+"""Trains configs on the same data, tokens and seeds, one after another, and sets them side by side.
+
+python -m block_recurrent.compare configs/side_by_side/{sru,lrn}.gin --task=python_stdlib --tokens=1e6 --output=runs/two
+python -m block_recurrent.compare ... --seeds=0,1,2 --gin.train.rows=8   # bindings are for every config
+python -m block_recurrent.compare ... --table_only                       # of what is finished
+
+Stopped or killed, the same command goes on; with more configs or seeds it does what is not done yet. Every run is one
+of `train` in OUTPUT/CONFIG-seedSEED. A run's schedule ends with its tokens, so those of a comparison cannot be changed.
+"""
+
+import argparse
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from block_recurrent.commandline import command_parser, gin_bindings
+from block_recurrent.comparison import Contender, Run
+from block_recurrent.errors import PREEMPTED, Preempted, UserError, run_command
+
+# What the comparison binds itself, and from which of its options.
+BOUND = {
+    "STEPS": "--tokens",
+    "train.steps": "--tokens",
+    "STORE": "--store",
+    "train.store": "--store",
+    "train.seed": "--seeds",
+}
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = command_parser("compare", __doc__)
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="gin configs; differences are to the first")
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--task", help="train on data/TASK, which is prepared first where that takes no --input")
+    data.add_argument("--store", metavar="FOLDER", help="train on this prepared store")
+    parser.add_argument("--tokens", type=float, required=True, help="of training, the same for every config")
+    parser.add_argument("--seeds", type=seeds, default=[0], metavar="SEED,...", help="one run for each (default: 0)")
+    parser.add_argument("--output", type=Path, required=True, help="the folder of all runs, the table and the plots")
+    parser.add_argument("--split", default="test", help="to evaluate on: test (default) or validation")
+    parser.add_argument("--skip_damaged", action="store_true", help="as in train")
+    parser.add_argument("--table_only", action="store_true", help="train nothing: the table and plots of what is there")
+    options, bindings = gin_bindings(parser, arguments)
+    if not 1 <= options.tokens < math.inf:
+        raise UserError(f"--tokens={options.tokens}: give a number of tokens, 1 or more")
+    for name in (binding.partition("=")[0].strip() for binding in bindings):
+        if name in BOUND:
+            raise UserError(f"--gin.{name}: a comparison sets it by {BOUND[name]}")
+    return options, bindings
+
+
+def seeds(text: str) -> list[int]:
+    return sorted(set(map(int, text.split(","))))
+
+
+def main(arguments: list[str]) -> None:
+    options, bindings = parse(arguments)
+    environment = dict(os.environ)
+    # The accelerators are left to the runs: they may serve one process at a time.
+    os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
+
+    from block_recurrent.comparison import write
+
+    contenders = [contender(name, file, bindings, options.tokens) for name, file in named(options.configs).items()]
+    store = prepared_store(options, environment)
+    runs = [planned(each, seed, bindings, store, options.output) for seed in options.seeds for each in contenders]
+    failed = [] if options.table_only else finish(runs, options, environment)
+    scores = {run: score for run in runs if (score := run.score(options.split)) is not None}
+    if not scores:
+        raise UserError("; ".join(failed) or f"{options.output} has no finished run yet: there is no table to make")
+    about = {
+        "tokens": int(options.tokens),
+        "store": store.folder,
+        "split": options.split,
+        "bindings": bindings,
+        "missing": [run.workdir.name for run in runs if run not in scores],
+    }
+    costs = {each: cost(each, bindings) for each in dict.fromkeys(run.contender for run in scores)}
+    write(options.output, about, scores, costs)
+    if failed:
+        raise UserError(f"{len(failed)} of {len(runs)} runs failed, and the table is without them: {'; '.join(failed)}")
+
+
+def named(files: Sequence[str]) -> dict[str, str]:
+    """The configs by their files' names; one whose name is taken has its folder's before it."""
+    if len({Path(file).resolve() for file in files}) < len(files):
+        raise UserError("a config is given twice: bindings are for all, so what differs has to be in the gin files")
+    found: dict[str, str] = {}
+    for file in files:
+        parts = Path(file).resolve().with_suffix("").parts
+        names = ("-".join(parts[-count:]) for count in range(1, len(parts)))
+        found[next(name for name in names if name not in found)] = file
+    return found
+
+
+def contender(name: str, file: str, bindings: list[str], tokens: float) -> Contender:
+    """A config, with the steps that the tokens take."""
+    from block_recurrent import config
+    from block_recurrent.plan import configured_training
+
+    config.parse([file], bindings)
+    per_step = configured_training().tokens_per_step
+    steps = math.ceil(tokens / per_step)
+    if steps * per_step != tokens:
+        print(f"{name}: {tokens:,.0f} tokens are rounded up to {steps:,} steps of {per_step:,}: {steps * per_step:,}")
+    return Contender(name, file, per_step, steps)
+
+
+def cost(contender: Contender, bindings: list[str]) -> dict[str, float]:
+    """What a config's shapes tell: parameters, and FLOPs of training."""
+    from flax import linen as nn
+
+    from block_recurrent import config
+    from block_recurrent.plan import configured_training
+    from block_recurrent.planning.shapes import count_work
+    from block_recurrent.training.overview import parameter_counts
+    from block_recurrent.training.step import boxed_params
+
+    config.parse([contender.config], bindings)
+    training = configured_training()
+    work = count_work(training, "tpu")
+    return {
+        "parameters": parameter_counts(nn.unbox(boxed_params(training.model)))[0],
+        "model_flops_per_token": work.model_flops / training.tokens_per_step,
+        "hardware_flops_per_token": work.hardware_flops / training.tokens_per_step,
+    }
+
+
+def prepared_store(options: argparse.Namespace, environment: Mapping[str, str]):
+    """The store to train on; a task's is made first where that takes nothing but time."""
+    from block_recurrent.data.registry import task
+    from block_recurrent.data.store import is_store, open_store
+
+    folder = options.store or f"data/{options.task}"
+    if options.task and not options.table_only and not is_store(folder):
+        needs = task(options.task)
+        if needs.options:
+            raise UserError(
+                f"no prepared data in {folder}: run python -m block_recurrent.prepare --task={needs.name} --input=... "
+                f"first; it takes {needs.needs}"
+            )
+        call("prepare", [f"--task={needs.name}", f"--output={folder}"], environment)
+    store = open_store(folder)
+    store.split(options.split)
+    return store
+
+
+def planned(contender: Contender, seed: int, bindings: list[str], store, output: Path) -> Run:
+    """A contender's run with a seed; a workdir that holds another run is refused."""
+    from block_recurrent import config
+    from block_recurrent.data.store import contents
+    from block_recurrent.inference.run import RUN, read_about
+
+    config.parse([contender.config], bindings)
+    names = [macro if macro in config.defined_names() else f"train.{macro.lower()}" for macro in ("STEPS", "STORE")]
+    own = [f"{names[0]}={contender.steps}", f"{names[1]}={store.folder!r}", f"train.seed={seed}"]
+    config.parse([contender.config], [*bindings, *own])
+    workdir = output / f"{contender.name}-seed{seed}"
+    if differing := config.differences(workdir):
+        raise UserError(
+            f"{workdir} holds a run of another config (first difference: {differing[0]}): choose another --output"
+        )
+    if config.differences(workdir, config.MAY_CHANGE - {"STEPS", "train.steps"}):
+        raise UserError(f"{workdir} holds a run of another number of tokens: choose another --output")
+    if (workdir / RUN).exists() and read_about(workdir)["splits"] != contents(store):
+        raise UserError(f"{workdir} holds a run on other data than {store.folder}: choose another --output")
+    return Run(contender, seed, workdir, tuple(f"--gin.{binding}" for binding in (*bindings, *own)))
+
+
+def finish(runs: Sequence[Run], options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+    """Trains and evaluates what is not done yet; what went wrong, a line for each run that failed."""
+    failed = []
+    with locked(options.output) as lock:
+        for number, run in enumerate(runs, start=1):
+            done = run.score(options.split) is not None
+            print(
+                f"[{number}/{len(runs)}] {run.workdir}: {'done' if done else f'{run.contender.steps:,} steps'}",
+                flush=True,
+            )
+            if done:
+                continue
+            try:
+                if not run.is_trained():
+                    training = [f"--gin_file={run.contender.config}", f"--workdir={run.workdir}", *run.arguments]
+                    training += ["--skip_damaged"] * options.skip_damaged
+                    call("train", training, environment, [lock.fileno()])
+                evaluation = [str(run.workdir), f"--split={options.split}", f"--step={run.contender.steps}"]
+                call("evaluate", evaluation, environment, [lock.fileno()])
+            except UserError as error:
+                failed.append(f"{run.workdir} ({error})")
+    return failed
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[TextIO]:
+    """One comparison at a time; a run whose comparison alone was killed holds the lock until it ends."""
+    import fcntl
+
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output / "lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"{output}: a comparison, or a run that one began, is at work there: wait for it"
+            ) from error
+        yield lock
+
+
+def call(command: str, arguments: list[str], environment: Mapping[str, str], files: Collection[int] = ()) -> None:
+    """Runs a command of this project; told to stop, it saves what it has before this process stops."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", f"block_recurrent.{command}", *arguments], env=environment, pass_fds=files
+    )
+    # The terminal tells the child of Ctrl-C too.
+    handlers = {signal.SIGTERM: lambda *_: child.terminate(), signal.SIGINT: lambda *_: None}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code in (PREEMPTED, 130, -signal.SIGTERM, -signal.SIGINT):
+        raise Preempted(f"{command} was stopped; the same command goes on")
+    if code:
+        raise UserError(f"{command} ended with exit code {code}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,233 @@
+"""Finished runs side by side: their figures as one document, a table of it, and pictures."""
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+
+from block_recurrent.errors import UserError
+from block_recurrent.inference.statistics import paired_interval, ratio_interval
+from block_recurrent.plots import draw, draw_intervals
+
+MEASURES = {"bits_per_token": "tokens", "bits_per_byte": "bytes"}  # and what each is per, in a document
+NOT_KNOWN = "-"
+NOTES = (
+    "In brackets: 95 % intervals over documents, of differences over pairs of them; they tell of other documents, not "
+    "of other seeds.",
+    "FLOPs are of training, as `plan` counts them. Times are of runs one after another, on a machine that may have had "
+    "other work: no benchmark.",
+)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A config of a comparison."""
+
+    name: str
+    config: str
+    tokens_per_step: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A contender with a seed: where it is, and the bindings that `train` takes for it."""
+
+    contender: Contender
+    seed: int
+    workdir: Path
+    arguments: tuple[str, ...]
+
+    def is_trained(self) -> bool:
+        return (self.workdir / "checkpoints" / str(self.contender.steps)).is_dir()
+
+    def score(self, split: str) -> dict | None:
+        """What `evaluate` wrote; None before, or where it was killed in writing."""
+        try:
+            return json.loads((self.workdir / "evaluation" / f"{split}-{self.contender.steps}.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+
+
+def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Contender, dict]) -> None:
+    """Writes comparison.json, comparison.md and the plots of runs that are finished, and prints the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    entries = compared(scores, costs)
+    (output / "comparison.json").write_text(json.dumps({**about, "configs": entries}, indent=2) + "\n")
+    header, *rows = cells(entries)
+    title = f"{about['tokens']:,} tokens of {Path(about['store']).name}"
+    notes = [*NOTES, *([f"Not finished: {', '.join(about['missing'])}."] if about["missing"] else [])]
+    lines = [f"{title}, evaluated on {about['split']}:", "", *markdown(header, rows), "", *notes]
+    (output / "comparison.md").write_text("\n".join(lines) + "\n")
+    plots = draw_plots(output / "plots", title, about["split"], entries)
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    table = Table(title=lines[0])
+    table.add_column(header[0], no_wrap=True)
+    for name in header[1:]:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for line in (*notes, f"written to {output}: comparison.json, comparison.md, {', '.join(map(str, plots))}"):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict]:
+    """An entry for each contender, in their order; differences are to the first."""
+    from block_recurrent.training.reporting import read_metrics
+
+    by_seed: dict[Contender, dict[int, dict]] = {}
+    metrics: dict[Contender, list[list[dict]]] = {}
+    for run, score in scores.items():
+        by_seed.setdefault(run.contender, {})[run.seed] = score
+        metrics.setdefault(run.contender, []).append(read_metrics(run.workdir / "metrics.jsonl"))
+    check_documents(scores)
+    first = next(iter(by_seed))
+    speeds = {contender: speed(rows) for contender, rows in metrics.items()}
+    return [
+        {
+            **asdict(contender),
+            **costs[contender],
+            "tokens": contender.steps * contender.tokens_per_step,
+            "seeds": list(own),
+            "tokens_per_second": speeds[contender],
+            "relative_time_per_token": speeds[first] / speeds[contender]
+            if speeds[first] and speeds[contender]
+            else None,
+            **{name: figure(name, list(own.values())) for name in MEASURES},
+            "difference": difference(own, by_seed[first]) if contender is not first else None,
+            "curve": curve(metrics[contender], contender.tokens_per_step),
+        }
+        for contender, own in by_seed.items()
+    ]
+
+
+def check_documents(scores: dict[Run, dict]) -> None:
+    """Refuses scores of different documents, which cannot be paired."""
+    seen = {run: score["per_document"] for run, score in scores.items() if "per_document" in score}
+    for run, documents in seen.items():
+        first, expected = next(iter(seen.items()))
+        if any(documents[key] != expected[key] for key in ("name", "tokens", "bytes")):
+            raise UserError(
+                f"{run.workdir} was evaluated on other documents than {first.workdir}: remove its evaluation/ and give "
+                "the same command again"
+            )
+
+
+def figure(name: str, scores: Sequence[dict]) -> dict:
+    """A measure of one contender: its mean over seeds, how far they are apart, and an interval over documents."""
+    values = [score[name] for score in scores]
+    found = {"mean": fmean(values), "by_seed": values, "spread": max(values) - min(values), "interval": None}
+    if all("per_document" in score for score in scores):
+        found["interval"] = in_bits(ratio_interval(mean_nats(scores), scores[0]["per_document"][MEASURES[name]]))
+    return found
+
+
+def difference(own: dict[int, dict], first: dict[int, dict]) -> dict | None:
+    """Each measure less the first contender's, on the seeds that both have."""
+    shared = [seed for seed in own if seed in first]
+    if not shared:
+        return None
+    ours, theirs = [own[seed] for seed in shared], [first[seed] for seed in shared]
+    found: dict = {"seeds": shared}
+    for name, unit in MEASURES.items():
+        value, interval = fmean(a[name] - b[name] for a, b in zip(ours, theirs, strict=True)), None
+        if all("per_document" in score for score in (*ours, *theirs)):
+            counts = ours[0]["per_document"][unit]
+            interval = in_bits(paired_interval(mean_nats(ours), mean_nats(theirs), counts))
+        found[name] = {"mean": value, "interval": interval}
+    return found
+
+
+def mean_nats(scores: Sequence[dict]) -> np.ndarray:
+    """Nats of each document, averaged over seeds."""
+    return np.mean([score["per_document"]["nats"] for score in scores], axis=0)
+
+
+def in_bits(interval: tuple[float, float] | None) -> list[float] | None:
+    return interval and [bound / math.log(2) for bound in interval]
+
+
+def speed(runs: Sequence[list[dict]]) -> float | None:
+    """Tokens a second, from rows of metrics: the median without each run's first, in which it compiles."""
+    timed = [[row["tokens_per_second"] for row in rows if "tokens_per_second" in row] for rows in runs]
+    speeds = [speed for each in timed for speed in each[1:]]
+    return median(speeds) if speeds else None
+
+
+def curve(runs: Sequence[list[dict]], tokens_per_step: int) -> dict[str, list[float]]:
+    """Held-out bits per byte in the course of training, averaged over seeds."""
+    name = "validation_bits_per_byte"
+    by_step = [{row["step"]: row[name] for row in rows if name in row} for rows in runs]
+    steps = [step for step in by_step[0] if all(step in each for each in by_step)]
+    bits = [fmean(each[step] for each in by_step) for step in steps]
+    return {"tokens": [step * tokens_per_step for step in steps], "bits_per_byte": bits}
+
+
+def cells(entries: Sequence[dict]) -> list[list[str]]:
+    """The table, its header first; a column that nothing is known of is left out."""
+    columns = {
+        "config": [entry["name"] for entry in entries],
+        "parameters": [short(entry["parameters"]) for entry in entries],
+        "model FLOPs per token": [short(entry["model_flops_per_token"]) for entry in entries],
+        "hardware FLOPs": [short(entry["hardware_flops_per_token"]) for entry in entries],
+        "relative time per token": [told(entry["relative_time_per_token"], "{:.2f}") for entry in entries],
+        "bits per token": [with_interval(entry["bits_per_token"], "{:.3f}") for entry in entries],
+        "bits per byte": [with_interval(entry["bits_per_byte"], "{:.3f}") for entry in entries],
+        "seeds": [f"{len(entry['seeds'])}" for entry in entries],
+        "spread of seeds": [
+            told(entry["bits_per_byte"]["spread"] if len(entry["seeds"]) > 1 else None, "{:.3f}") for entry in entries
+        ],
+        "difference per byte": [
+            with_interval(entry["difference"]["bits_per_byte"], "{:+.3f}") if entry["difference"] else NOT_KNOWN
+            for entry in entries
+        ],
+    }
+    shown = {name: column for name, column in columns.items() if set(column) != {NOT_KNOWN}}
+    return [list(shown), *map(list, zip(*shown.values(), strict=True))]
+
+
+def short(number: float) -> str:
+    """1,234,567 as 1.23M."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+def told(value: float | None, layout: str) -> str:
+    return NOT_KNOWN if value is None else layout.format(value)
+
+
+def with_interval(figure: dict, layout: str) -> str:
+    bounds = figure["interval"]
+    return layout.format(figure["mean"]) + (f" [{', '.join(map(layout.format, bounds))}]" if bounds else "")
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def draw_plots(folder: Path, title: str, split: str, entries: Sequence[dict]) -> list[Path]:
+    """Draws what there is to draw; the files that were drawn."""
+    files = [folder / "final.png"]
+    draw_intervals(
+        files[0],
+        title,
+        {entry["name"]: (entry["bits_per_byte"]["mean"], entry["bits_per_byte"]["interval"]) for entry in entries},
+        f"bits per byte on {split}",
+    )
+    curves = {entry["name"]: tuple(entry["curve"].values()) for entry in entries if entry["curve"]["tokens"]}
+    if curves:
+        files.append(folder / "bits_per_byte.png")
+        draw(files[-1], title, {"bits per byte on validation": curves}, "tokens")
+    return files
