@@ -80,7 +80,8 @@ def main(arguments: list[str]) -> None:
         "bindings": bindings,
         "missing": [run.workdir.name for run in runs if run not in scores],
     }
-    costs = {each: cost(each, bindings) for each in dict.fromkeys(run.contender for run in scores)}
+    finished = {run.contender for run in scores}
+    costs = {each: cost(each, bindings) for each in contenders if each in finished}
     write(options.output, about, scores, costs)
     if failed:
         raise UserError(f"{len(failed)} of {len(runs)} runs failed, and the table is without them: {'; '.join(failed)}")

@@ -81,7 +81,7 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
 
 
 def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict]:
-    """An entry for each contender, in their order; differences are to the first."""
+    """An entry for each contender, in the order of `costs`; differences are to the first."""
     from block_recurrent.training.reporting import read_metrics
 
     by_seed: dict[Contender, dict[int, dict]] = {}
@@ -90,23 +90,21 @@ def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict
         by_seed.setdefault(run.contender, {})[run.seed] = score
         metrics.setdefault(run.contender, []).append(read_metrics(run.workdir / "metrics.jsonl"))
     check_documents(scores)
-    first = next(iter(by_seed))
+    first = next(iter(costs))
     speeds = {contender: speed(rows) for contender, rows in metrics.items()}
     return [
         {
             **asdict(contender),
-            **costs[contender],
+            **cost,
             "tokens": contender.steps * contender.tokens_per_step,
-            "seeds": list(own),
+            "seeds": list(by_seed[contender]),
             "tokens_per_second": speeds[contender],
-            "relative_time_per_token": speeds[first] / speeds[contender]
-            if speeds[first] and speeds[contender]
-            else None,
-            **{name: figure(name, list(own.values())) for name in MEASURES},
-            "difference": difference(own, by_seed[first]) if contender is not first else None,
+            "relative_time_per_token": speeds[first] and speeds[contender] and speeds[first] / speeds[contender],
+            **{name: figure(name, list(by_seed[contender].values())) for name in MEASURES},
+            "difference": difference(by_seed[contender], by_seed[first]) if contender != first else None,
             "curve": curve(metrics[contender], contender.tokens_per_step),
         }
-        for contender, own in by_seed.items()
+        for contender, cost in costs.items()
     ]
 
 
