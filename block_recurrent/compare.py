@@ -44,6 +44,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--output", type=Path, required=True, help="the folder of all runs, the table and the plots")
     parser.add_argument("--split", default="test", help="to evaluate on: test (default) or validation")
     parser.add_argument("--skip_damaged", action="store_true", help="as in train")
+    parser.add_argument("--trust", action="append", default=[], help="as in evaluate")
     parser.add_argument("--table_only", action="store_true", help="train nothing: the table and plots of what is there")
     options, bindings = gin_bindings(parser, arguments)
     if not 1 <= options.tokens < math.inf:
@@ -191,6 +192,7 @@ def finish(runs: Sequence[Run], options: argparse.Namespace, environment: Mappin
                     training += ["--skip_damaged"] * options.skip_damaged
                     call("train", training, environment, [lock.fileno()])
                 evaluation = [str(run.workdir), f"--split={options.split}", f"--step={run.contender.steps}"]
+                evaluation += [f"--trust={package}" for package in options.trust]
                 call("evaluate", evaluation, environment, [lock.fileno()])
             except UserError as error:
                 failed.append(f"{run.workdir} ({error})")

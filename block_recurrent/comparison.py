@@ -64,7 +64,7 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
     header, *rows = cells(entries)
     title = f"{about['tokens']:,} tokens of {Path(about['store']).name}"
     notes = [*NOTES, *([f"Not finished: {', '.join(about['missing'])}."] if about["missing"] else [])]
-    lines = [f"{title}, evaluated on {about['split']}:", "", *markdown(header, rows), "", *notes]
+    lines = [f"{title}, evaluated on {about['split']}", "", *markdown(header, rows), "", *notes]
     (output / "comparison.md").write_text("\n".join(lines) + "\n")
     plots = draw_plots(output / "plots", title, about["split"], entries)
 
@@ -74,7 +74,7 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
     for name in header[1:]:
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(cell.replace(" [", "\n[") for cell in row))
     console.print(table)
     for line in (*notes, f"written to {output}: comparison.json, comparison.md, {', '.join(map(str, plots))}"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -180,10 +180,7 @@ def cells(entries: Sequence[dict]) -> list[list[str]]:
         "relative time per token": [told(entry["relative_time_per_token"], "{:.2f}") for entry in entries],
         "bits per token": [with_interval(entry["bits_per_token"], "{:.3f}") for entry in entries],
         "bits per byte": [with_interval(entry["bits_per_byte"], "{:.3f}") for entry in entries],
-        "seeds": [f"{len(entry['seeds'])}" for entry in entries],
-        "spread of seeds": [
-            told(entry["bits_per_byte"]["spread"] if len(entry["seeds"]) > 1 else None, "{:.3f}") for entry in entries
-        ],
+        "spread of seeds": [spread(entry) for entry in entries],
         "difference per byte": [
             with_interval(entry["difference"]["bits_per_byte"], "{:+.3f}") if entry["difference"] else NOT_KNOWN
             for entry in entries
@@ -203,6 +200,12 @@ def short(number: float) -> str:
 
 def told(value: float | None, layout: str) -> str:
     return NOT_KNOWN if value is None else layout.format(value)
+
+
+def spread(entry: dict) -> str:
+    """How far the seeds' bits per byte are apart, and how many there are."""
+    count = len(entry["seeds"])
+    return f"{entry['bits_per_byte']['spread']:.3f} of {count}" if count > 1 else NOT_KNOWN
 
 
 def with_interval(figure: dict, layout: str) -> str:
