@@ -82,7 +82,7 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
 
 def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict]:
     """An entry for each contender, in the order of `costs`; differences are to the first."""
-    from block_recurrent.training.reporting import read_metrics
+    from block_recurrent.inference.run import read_metrics
 
     by_seed: dict[Contender, dict[int, dict]] = {}
     metrics: dict[Contender, list[list[dict]]] = {}
@@ -110,7 +110,7 @@ def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict
 
 def check_documents(scores: dict[Run, dict]) -> None:
     """Refuses scores of different documents, which cannot be paired."""
-    seen = {run: score["per_document"] for run, score in scores.items() if "per_document" in score}
+    seen = {run: score["per_document"] for run, score in scores.items()}
     for run, documents in seen.items():
         first, expected = next(iter(seen.items()))
         if any(documents[key] != expected[key] for key in ("name", "tokens", "bytes")):
@@ -123,10 +123,8 @@ def check_documents(scores: dict[Run, dict]) -> None:
 def figure(name: str, scores: Sequence[dict]) -> dict:
     """A measure of one contender: its mean over seeds, how far they are apart, and an interval over documents."""
     values = [score[name] for score in scores]
-    found = {"mean": fmean(values), "by_seed": values, "spread": max(values) - min(values), "interval": None}
-    if all("per_document" in score for score in scores):
-        found["interval"] = in_bits(ratio_interval(mean_nats(scores), scores[0]["per_document"][MEASURES[name]]))
-    return found
+    interval = in_bits(ratio_interval(mean_nats(scores), scores[0]["per_document"][MEASURES[name]]))
+    return {"mean": fmean(values), "by_seed": values, "spread": max(values) - min(values), "interval": interval}
 
 
 def difference(own: dict[int, dict], first: dict[int, dict]) -> dict | None:
@@ -137,11 +135,9 @@ def difference(own: dict[int, dict], first: dict[int, dict]) -> dict | None:
     ours, theirs = [own[seed] for seed in shared], [first[seed] for seed in shared]
     found: dict = {"seeds": shared}
     for name, unit in MEASURES.items():
-        value, interval = fmean(a[name] - b[name] for a, b in zip(ours, theirs, strict=True)), None
-        if all("per_document" in score for score in (*ours, *theirs)):
-            counts = ours[0]["per_document"][unit]
-            interval = in_bits(paired_interval(mean_nats(ours), mean_nats(theirs), counts))
-        found[name] = {"mean": value, "interval": interval}
+        value = fmean(a[name] - b[name] for a, b in zip(ours, theirs, strict=True))
+        interval = paired_interval(mean_nats(ours), mean_nats(theirs), ours[0]["per_document"][unit])
+        found[name] = {"mean": value, "interval": in_bits(interval)}
     return found
 
 
