@@ -44,7 +44,7 @@ def truth(opened) -> np.ndarray:
     tokens = vocabulary.encode(TEXT.encode())[None]
     start = np.arange(tokens.shape[1] - 1)[None] == 0
     state = scorer.model.initial_state(1)
-    logits, _ = scorer.model.apply({"params": params}, tokens[:, :-1], state, start)
+    logits, _ = jax.jit(scorer.model.apply)({"params": params}, tokens[:, :-1], state, start)
     return -np.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], -1)[0, :, 0] / np.log(2)
 
 
