@@ -2,6 +2,7 @@
 
 python -m block_recurrent.generate runs/quickstart --prompt='def '
 python -m block_recurrent.generate runs/quickstart --prompt='import ' --prompt='class ' --samples=2 --top_p=0.9
+python -m block_recurrent.generate runs/quickstart --prompt='def ' --beams=4 --stop='return'
 """
 
 import codecs
@@ -10,6 +11,8 @@ from pathlib import Path
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 
+DRAWING = ("samples", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("generate", __doc__)
@@ -17,37 +20,57 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prompt", action="append", help="text to go on from; several are continued side by side")
     parser.add_argument("--prompt_file", action="append", type=Path, help="a file to go on from")
     parser.add_argument("--tokens", type=int, default=500, help="how many new tokens a sample gets")
-    parser.add_argument("--samples", type=int, default=1, help="samples of each prompt")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token")
+    parser.add_argument("--samples", type=int, help="samples of each prompt (default: 1)")
+    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: 0.8)")
     parser.add_argument("--top_k", type=int)
     parser.add_argument("--top_p", type=float)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--min_p", type=float, help="the least probability, as a share of the likeliest token's")
+    parser.add_argument("--repetition_penalty", type=float, help="more than 1 makes repeats rarer")
+    parser.add_argument("--seed", type=int, help="of the draws (default: 0)")
+    parser.add_argument("--stop", action="append", default=[], help="a text before which a sample ends; may repeat")
+    parser.add_argument("--beams", type=int, help="search for the likeliest text with so many beams; nothing is drawn")
     parser.add_argument("--step", type=int, help="a checkpoint's step (default: the latest)")
     parser.add_argument("--trust", action="append", help="a package that the run's config may import")
     options = parser.parse_args(arguments)
-    if options.tokens < 1 or options.samples < 1:
+    drawing = {name: getattr(options, name) for name in DRAWING if getattr(options, name) is not None}
+    if options.beams is not None and drawing:
+        raise UserError(f"--beams searches and draws nothing: leave out --{next(iter(drawing))}, or --beams")
+    samples, seed = drawing.pop("samples", 1), drawing.pop("seed", 0)
+    if options.tokens < 1 or samples < 1:
         raise UserError("--tokens and --samples are at least 1")
+    if "" in options.stop:
+        raise UserError("a --stop is empty: give the text before which a sample ends")
 
     from block_recurrent.data.sources import read_utf8
+    from block_recurrent.inference.beams import BeamSearch
     from block_recurrent.inference.generation import Generator, Sampling
     from block_recurrent.inference.run import open_run
+    from block_recurrent.inference.stop_strings import ends_in_stop, texts_of
 
-    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    sampling = Sampling(**{"temperature": 0.8, **drawing})
     run = open_run(options.workdir, options.trust or ()).at(options.step)
     texts = [*(options.prompt or []), *(read_utf8(file).decode() for file in options.prompt_file or [])] or ["\n"]
-    texts = [text for text in texts for _ in range(options.samples)]
+    texts = [text for text in texts for _ in range(samples)]
     try:
         prompts = [run.vocabulary.encode(text.encode()) for text in texts]
+        stops = [stop.encode() for stop in options.stop]
     except UnicodeEncodeError as error:
-        raise UserError("a --prompt is not UTF-8: check the terminal's locale") from error
+        raise UserError("a --prompt or --stop is not UTF-8: check the terminal's locale") from error
     # Ids without text (padding, specials, what only rounds the vocabulary up) are never drawn.
     silent = [token for token in range(run.model.vocabulary_size) if not is_text(run.vocabulary, token)]
-    generator = Generator(run.model, run.params, sampling, silent)
     writers = [Writer(text, f"[{row + 1}] " if len(texts) > 1 else "") for row, text in enumerate(texts)]
-    for tokens in generator(prompts, options.tokens, options.seed):
-        for writer, token in zip(writers, tokens, strict=True):
-            if token >= 0:
-                writer.write(run.vocabulary.token_bytes(int(token)))
+    token_bytes = run.vocabulary.token_bytes
+    if options.beams is None:
+        drawn = Generator(run.model, run.params, sampling, silent)(prompts, options.tokens, seed)
+        for contents in texts_of(drawn, token_bytes, stops):
+            for writer, content in zip(writers, contents, strict=True):
+                writer.write(content)
+    else:
+        search = BeamSearch(run.model, run.params, options.beams, banned=silent)
+        for writer, prompt in zip(writers, prompts, strict=True):
+            best, _ = search(prompt, options.tokens, ends_in_stop(token_bytes, stops))[0]
+            for contents in texts_of([[token] for token in best], token_bytes, stops):
+                writer.write(contents[0])
     for writer in writers:
         writer.end()
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +15,18 @@ from block_recurrent.errors import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn from logits; temperature 0 takes the likeliest."""
+    """How a token is drawn from logits; temperature 0 takes the likeliest.
+
+    Tokens that a row has already are made less likely by `repetition_penalty` (Keskar et al. 2019, 4.1; 1 is none).
+    Then the temperature applies, and of what can be drawn are left the `top_k` likeliest, the likeliest that together
+    reach `top_p`, and those at least `min_p` times as likely as the likeliest.
+    """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
 
     def __post_init__(self):
         if self.temperature < 0:
@@ -28,9 +37,18 @@ class Sampling:
             raise UserError(f"top_k {self.top_k} leaves no token: give 1 or more")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p {self.top_p} is not a share of probability: give more than 0 and at most 1")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p {self.min_p} is not a share of the likeliest token's probability: give 0 to 1")
+        if not self.repetition_penalty > 0:
+            raise UserError(
+                f"repetition_penalty {self.repetition_penalty} is not positive: 1 is none, more makes repeats rarer"
+            )
 
-    def __call__(self, logits: jax.Array, key: jax.Array) -> jax.Array:
-        """Draws tokens [b] from logits [b v]."""
+    def __call__(self, logits: jax.Array, keys: jax.Array, seen: jax.Array) -> jax.Array:
+        """Draws tokens [b] from logits [b v], by a key for each row [b]; `seen` [b v] are the tokens a row has."""
+        if self.repetition_penalty != 1:
+            penalty = jnp.where(logits > 0, 1 / self.repetition_penalty, self.repetition_penalty)
+            logits = jnp.where(seen, logits * penalty, logits)
         if self.temperature == 0:
             return jnp.argmax(logits, axis=-1)
         logits = logits / self.temperature
@@ -44,7 +62,48 @@ class Sampling:
             before = jnp.cumsum(probabilities, axis=-1) - probabilities
             least = jnp.min(jnp.where(before < self.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
             logits = jnp.where(logits < least, -jnp.inf, logits)
-        return jax.random.categorical(key, logits, axis=-1)
+        if self.min_p:
+            least = jnp.max(logits, axis=-1, keepdims=True) + np.log(self.min_p)
+            logits = jnp.where(logits < least, -jnp.inf, logits)
+        return jax.vmap(jax.random.categorical)(keys, logits)
+
+
+class Reader:
+    """Takes the state of a model through the tokens of prompts, without their logits."""
+
+    def __init__(self, model: nn.Module, params):
+        self.model, self.params = model, params
+
+        def read(params, tokens, state, start):
+            return model.apply({"params": params}, tokens, state, start, method="features")[1]
+
+        self._read: Callable = jax.jit(read, donate_argnums=2)
+
+    @property
+    def device(self) -> jax.Device:
+        """Where the parameters are, and all else should be: a jitted function compiles anew for a stray array."""
+        return next(iter(jax.tree.leaves(self.params)[0].devices()))
+
+    def begin(self, rows: int, state: Any = None) -> Any:
+        """A state of so many rows: the empty one, or a copy of the given one, which steps would otherwise consume."""
+        if state is None:
+            return jax.device_put(self.model.initial_state(rows), self.device)
+        given = jax.tree.leaves(state)[0].shape[0]
+        if given not in (1, rows):
+            raise UserError(f"a state of {given} rows cannot go on with {rows} prompts: give one row, or one for each")
+        return jax.device_put(jax.tree.map(lambda a: jnp.take(a, np.arange(rows) % given, axis=0), state), self.device)
+
+    def __call__(self, tokens: np.ndarray, piece: int, state: Any, starts: bool) -> Any:
+        """The state after tokens [b n], read `piece` at a time; `starts` if the first of them start documents."""
+        for at in range(0, tokens.shape[1], piece):
+            start = np.zeros((len(tokens), piece), bool)
+            start[:, 0] = starts and at == 0
+            state = self._read(self.params, tokens[:, at : at + piece], state, start)
+        return state
+
+    def whole_blocks(self, length: int) -> int:
+        """How many of a prompt's tokens can be read in blocks; its last one is left, for the logits after it."""
+        return (length - 1) // self.model.block * self.model.block
 
 
 class Generator:
@@ -52,46 +111,54 @@ class Generator:
 
     def __init__(self, model: nn.Module, params, sampling: Sampling, banned: Sequence[int] = ()):
         self.model, self.params = model, params
+        self._reader = Reader(model, params)
         banned_tokens = np.asarray(banned, np.int32)
 
-        def prefill(params, tokens, state, start):
-            return model.apply({"params": params}, tokens, state, start, method="features")[1]
-
-        def step(params, given, use_given, drawn, state, start, key):
-            token = jnp.where(use_given, given, drawn)
-            logits, state = model.apply({"params": params}, token[:, None], state, start[:, None])
+        def step(params, given, drawn, number, key, seen, state, start):
+            token = jnp.where(given < 0, drawn, given)
+            rows = jnp.arange(len(token))
+            logits, state = model.apply({"params": params}, token[:, None], state, start)
             logits = logits[:, 0].at[:, banned_tokens].set(-jnp.inf)
-            key, draw = jax.random.split(key)
-            return sampling(logits, draw), state, key
+            seen = seen.at[rows, token].set(True)
+            keys = jax.vmap(lambda row, number: jax.random.fold_in(jax.random.fold_in(key, row), number))(rows, number)
+            return sampling(logits, keys, seen), seen, state
 
-        self._prefill: Callable = jax.jit(prefill, donate_argnums=2)
-        self._step: Callable = jax.jit(step, donate_argnums=4)
+        self._step: Callable = jax.jit(step, donate_argnums=(5, 6))
 
-    def __call__(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int = 0) -> Iterator[np.ndarray]:
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], tokens: int, seed: int = 0, state: Any = None
+    ) -> Iterator[np.ndarray]:
         """Continues prompts of any lengths side by side: yields tokens [b] as they are drawn, -1 where a row is still
         reading its prompt or has all its `tokens` already.
+
+        A row's n-th draw is a matter of the seed, the row's index and n alone: with the same seed it continues in the
+        same way whatever the other rows are, as far as the model's arithmetic gives the same logits in another batch.
+
+        With a `state` of the model, of one row for all prompts or of one for each, the prompts go on from there and
+        start no document. The repetition penalty does not know what tokens made the state.
         """
         lengths = np.array([len(prompt) for prompt in prompts])
         if not lengths.all():
             raise UserError("a prompt is empty: the model needs a first token to go on from")
+        # Each is known one step late: the device goes on while the host looks at it.
+        steps = self._steps(prompts, lengths, tokens, seed, state)
+        for (drawn, number), _ in pairwise(chain(steps, [None])):
+            if (number >= 0).any():
+                yield np.where((number >= 0) & (number < tokens), np.asarray(drawn), -1)
+
+    def _steps(self, prompts, lengths, tokens, seed, state) -> Iterator[tuple[jax.Array, np.ndarray]]:
+        """What each step draws [b], and how many new tokens each row had before; fewer than none in its prompt."""
         rows, longest = len(prompts), int(lengths.max())
-        given = np.zeros((rows, longest + tokens), np.int32)
+        given = np.full((rows, longest + tokens), -1, np.int32)  # -1: what the step before has drawn
+        seen = np.zeros((rows, self.model.vocabulary_size), bool)
         for row, prompt in enumerate(prompts):
             given[row, : len(prompt)] = prompt
-        # Put where the parameters are, like what the steps return: a jitted function compiles anew for a stray array.
-        device = next(iter(jax.tree.leaves(self.params)[0].devices()))
-        begin = (self.model.initial_state(rows), jnp.zeros(rows, jnp.int32), jax.random.key(seed))
-        state, drawn, key = jax.device_put(begin, device)
-        block = self.model.block
-        whole = (int(lengths.min()) - 1) // block * block  # the last token of every prompt goes through a step
-        for at in range(0, whole, block):
-            start = np.zeros((rows, block), bool)
-            start[:, 0] = at == 0
-            state = self._prefill(self.params, given[:, at : at + block], state, start)
+            seen[row, prompt] = True
+        starts, whole = state is None, self._reader.whole_blocks(int(lengths.min()))
+        state = self._reader(given[:, :whole], self.model.block, self._reader.begin(rows, state), starts)
+        begin = (np.zeros(rows, np.int32), jax.random.key(seed), seen)
+        drawn, key, seen = jax.device_put(begin, self._reader.device)
         for at in range(whole, longest + tokens - 1):
-            drawn, state, key = self._step(
-                self.params, given[:, at], at < lengths, drawn, state, np.full(rows, at == 0), key
-            )
-            new = at + 1 - lengths  # how many new tokens each row had before this one
-            if (new >= 0).any():
-                yield np.where((new >= 0) & (new < tokens), np.asarray(drawn), -1)
+            number, start = at + 1 - lengths, np.full((rows, 1), starts and at == 0)
+            drawn, seen, state = self._step(self.params, given[:, at], drawn, number, key, seen, state, start)
+            yield drawn, number

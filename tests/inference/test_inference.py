@@ -1,4 +1,4 @@
-"""Evaluation and generation, from a workdir alone."""
+"""Evaluation and generation, from a workdir alone; what is generated is in test_generation.py."""
 
 import dataclasses
 import itertools
@@ -14,7 +14,6 @@ from block_recurrent import evaluate, generate, report, train
 from block_recurrent.data.store import Store, split_in_memory
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Evaluator
-from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.run import open_run, save_run
 from tests.training.test_runs import arguments
 
@@ -101,71 +100,6 @@ def test_a_run_refuses_a_store_of_another_vocabulary(corpus, tmp_path):
         Store(corpus.folder, other).vocabulary.decode([100])
 
 
-def continued(run, params, prompts, tokens=20, seed=0, **sampling):
-    """New tokens of each row."""
-    columns = list(Generator(run.model, params, Sampling(**sampling))(prompts, tokens, seed))
-    rows = np.stack(columns, axis=1)
-    return [[int(token) for token in row if token >= 0] for row in rows]
-
-
-def test_greedy_generation_follows_the_model(run, params):
-    """Each new token is the likeliest given everything before it, in one pass over the finished text."""
-    prompt = run.vocabulary.encode(b"alpha beta gam")
-    new = continued(run, params, [prompt], tokens=30, temperature=0)[0]
-    assert len(new) == 30
-    text = np.concatenate([prompt, new])[None]
-    start = np.zeros(text.shape, bool)
-    start[0, 0] = True
-    logits, _ = run.model.apply({"params": params}, text, run.model.initial_state(1), start)
-    np.testing.assert_array_equal(np.argmax(logits[0, len(prompt) - 1 : -1], axis=-1), new)
-
-
-def test_prompts_of_different_lengths_share_a_batch(run, params):
-    """Each continues as it does alone: shorter than a block, a block, and longer."""
-    prompts = [run.vocabulary.encode(text) for text in (b"a", b"alpha be", b"alpha beta gamma delta eps")]
-    together = continued(run, params, prompts, temperature=0)
-    alone = [continued(run, params, [prompt], temperature=0)[0] for prompt in prompts]
-    assert together == alone
-
-
-def test_seeds_reproduce_and_rows_differ(run, params):
-    prompts = [run.vocabulary.encode(b"alpha")] * 2
-    first, again, other = (continued(run, params, prompts, seed=seed) for seed in (1, 1, 2))
-    assert first == again != other
-    assert first[0] != first[1]
-
-
-def test_generation_compiles_once_and_keeps_its_state_size(run, params):
-    """Constant time and memory per token: one program for every position, far beyond window x layers."""
-    generator = Generator(run.model, params, Sampling())
-    list(generator([run.vocabulary.encode(b"alpha")], tokens=100))
-    list(generator([run.vocabulary.encode(b"beta")], tokens=10))
-    assert generator._step._cache_size() == 1
-
-
-def draws(sampling, logits, count=300):
-    keys = jax.random.split(jax.random.key(0), count)
-    return set(np.asarray(jax.vmap(lambda key: sampling(jnp.asarray([logits]), key)[0])(keys)).tolist())
-
-
-def test_sampling():
-    logits = np.log([0.4, 0.3, 0.2, 0.1])
-    assert draws(Sampling(), logits) == {0, 1, 2, 3}
-    assert draws(Sampling(temperature=0), logits) == {0}
-    assert draws(Sampling(top_k=2), logits) == {0, 1}
-    assert draws(Sampling(top_k=9), logits) == {0, 1, 2, 3}
-    assert draws(Sampling(top_p=0.65), logits) == {0, 1}
-    assert draws(Sampling(top_p=0.75), logits) == {0, 1, 2}
-    assert draws(Sampling(top_p=1e-6), logits) == {0}
-    assert draws(Sampling(temperature=1e-3), logits) == {0}
-
-
-@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
-def test_wrong_sampling_is_told(wrong):
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        Sampling(**wrong)
-
-
 def test_generate_streams_text(workdir, capsys):
     generate.main([str(workdir), "--prompt=alpha ", "--tokens=12"])
     told = capsys.readouterr().out
@@ -175,6 +109,29 @@ def test_generate_streams_text(workdir, capsys):
     assert {"[1]", "[2]", "[3]", "[4]"} <= labels
     with pytest.raises(UserError, match="prompt is empty"):
         generate.main([str(workdir), "--prompt="])
+
+
+def test_generate_searches_and_stops(workdir, capsys):
+    generate.main([str(workdir), "--prompt=alpha", "--tokens=8", "--beams=2"])
+    told = capsys.readouterr().out
+    text = told.removeprefix("alpha").removesuffix("\n")
+    assert len(text) >= 2
+    generate.main([str(workdir), "--prompt=alpha", "--tokens=8", "--temperature=0", f"--stop={text}", "--min_p=0.1"])
+    assert capsys.readouterr().out.startswith("alpha")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--beams=2", "--temperature=0.8"], "leave out --temperature"),
+        (["--beams=2", "--samples=2"], "leave out --samples"),
+        (["--stop="], "--stop is empty"),
+        (["--min_p=2"], "min_p"),
+    ],
+)
+def test_generate_refuses_what_makes_no_sense(wrong, message):
+    with pytest.raises(UserError, match=message):
+        generate.main(["runs/any", *wrong])
 
 
 def test_report_draws_and_tells(workdir, capsys):

@@ -1,0 +1,102 @@
+"""Beam search through the state contract: a beam is a row of the state, and keeping the best reorders rows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from block_recurrent.errors import UserError
+from block_recurrent.inference.generation import Reader
+
+Found = list[tuple[list[int], float]]  # new tokens and their log probability, best first
+
+
+def never(tokens: Sequence[int]) -> bool:
+    """No text is finished before it has all its tokens."""
+    return False
+
+
+class BeamSearch:
+    """A model ready to search for its likeliest texts; compiles its reading of prompts and one step of all beams.
+
+    Texts are compared by log probability over length ** `length_penalty`: only where they can finish at different
+    lengths does it matter, and more than 0 then favours longer ones.
+    """
+
+    def __init__(self, model: nn.Module, params, beams: int, length_penalty: float = 0.0, banned: Sequence[int] = ()):
+        if beams < 1:
+            raise UserError(f"beams {beams} keeps no text: give 1 or more")
+        if not length_penalty >= 0:
+            raise UserError(f"length_penalty {length_penalty} is negative: 0 compares whole texts, 1 their mean token")
+        self.model, self.params, self.beams = model, params, beams
+        self._reader = Reader(model, params)
+        banned_tokens = np.asarray(banned, np.int32)
+
+        def step(params, token, total, length, finished, state, start):
+            logits, state = model.apply({"params": params}, token[:, None], state, start)
+            added = jax.nn.log_softmax(logits[:, 0].at[:, banned_tokens].set(-jnp.inf))  # [b v]
+            # A finished beam has one continuation, itself, in the place of token 0.
+            itself = jnp.where(jnp.arange(added.shape[1]) == 0, 0.0, -jnp.inf)
+            totals = total[:, None] + jnp.where(finished[:, None], itself, added)
+            ranks = totals / length[:, None] ** length_penalty
+            best = jax.lax.top_k(ranks.ravel(), beams)[1]
+            order, token = jnp.divmod(best, added.shape[1])
+            return order, token, totals.ravel()[best], jax.tree.map(lambda a: a[order], state)
+
+        self._step: Callable = jax.jit(step, donate_argnums=5)
+
+    def __call__(
+        self,
+        prompt: Sequence[int],
+        tokens: int,
+        finished: Callable[[Sequence[int]], bool] = never,
+        state: Any = None,
+    ) -> Found:
+        """The best continuations of a prompt by up to `tokens` tokens; `finished` says of new tokens that they end one.
+
+        With a `state` of the model, of one row, the prompt goes on from there and starts no document.
+        """
+        if not len(prompt):
+            raise UserError("a prompt is empty: the model needs a first token to go on from")
+        texts: list[list[int]] = [[] for _ in range(self.beams)]
+        over = np.zeros(self.beams, bool)
+        total = np.where(np.arange(self.beams) == 0, 0.0, -np.inf).astype(np.float32)  # all beams are the same as yet
+        token = np.full(self.beams, prompt[-1], np.int32)
+        start = np.full((self.beams, 1), state is None and len(prompt) == 1)
+        state = self._read(prompt, state)
+        for number in range(1, tokens + 1):
+            length = np.where(over, [len(text) for text in texts], number).astype(np.float32)
+            *chosen, state = self._step(self.params, token, total, length, over, state, start)
+            order, token, total = map(np.asarray, chosen)
+            texts = [texts[i] if over[i] else [*texts[i], int(new)] for i, new in zip(order, token, strict=True)]
+            over = np.array([over[i] or finished(text) for i, text in zip(order, texts, strict=True)])
+            start = np.zeros_like(start)
+            if over.all():
+                break
+        return [(text, float(sum_)) for text, sum_ in zip(texts, total, strict=True) if sum_ > -np.inf]
+
+    def _read(self, prompt: Sequence[int], state: Any) -> Any:
+        """The state of all beams before the prompt's last token."""
+        read, starts, row = self._reader, state is None, np.asarray(prompt, np.int32)[None]
+        whole = read.whole_blocks(len(prompt))
+        state = read(row[:, :whole], self.model.block, read.begin(1, state), starts)
+        state = read(row[:, whole:-1], 1, state, starts and whole == 0)
+        return jax.tree.map(lambda a: jnp.repeat(a, self.beams, axis=0), state)
+
+
+def beam_search(
+    model: nn.Module,
+    params,
+    prompt: Sequence[int],
+    tokens: int,
+    beams: int,
+    length_penalty: float = 0.0,
+    banned: Sequence[int] = (),
+    finished: Callable[[Sequence[int]], bool] = never,
+    state: Any = None,
+) -> Found:
+    """One prompt's likeliest continuations; for many prompts a `BeamSearch` compiles once."""
+    return BeamSearch(model, params, beams, length_penalty, banned)(prompt, tokens, finished, state)

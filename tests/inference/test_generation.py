@@ -1,0 +1,284 @@
+"""Generation, beam search and stop strings on a tiny model: what is drawn, from where, and until when."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from block_recurrent.errors import UserError
+from block_recurrent.inference.beams import BeamSearch, beam_search
+from block_recurrent.inference.generation import Generator, Sampling
+from block_recurrent.inference.stop_strings import UntilStop, ends_in_stop, texts_of
+from block_recurrent.layers.language_model import LanguageModel
+from block_recurrent.layers.stack import stack
+from tests.laws.registry import recurrent, slide
+
+V = 17
+MODEL = LanguageModel(V, 12, stack([slide(window=4), recurrent(), slide(window=4)]))
+SHORT, BLOCK, LONG = [3], [1, 5, 9, 2], [7, 1, 16, 0, 4, 11, 2, 8, 3, 13, 6]  # prompts around a block of 4
+
+
+@pytest.fixture(scope="module")
+def params():
+    tokens = jnp.zeros((1, MODEL.block), jnp.int32)
+    initialise = jax.jit(lambda: MODEL.init(jax.random.key(4), tokens, MODEL.initial_state(1), tokens.astype(bool)))
+    return nn.unbox(initialise())["params"]
+
+
+@pytest.fixture(scope="module")
+def greedy(params):
+    return Generator(MODEL, params, Sampling(temperature=0))
+
+
+@pytest.fixture(scope="module")
+def drawing(params):
+    return Generator(MODEL, params, Sampling())
+
+
+def continued(generator, prompts, tokens=20, **options):
+    """New tokens of each row."""
+    rows = np.stack(list(generator(prompts, tokens, **options)), axis=1)
+    return [[int(token) for token in row if token >= 0] for row in rows]
+
+
+def run(params, texts):
+    """Logits [b n v] of texts of one length, and the state after them, in one pass."""
+    texts = np.asarray(texts)
+    start = np.zeros(texts.shape, bool)
+    start[:, 0] = True
+    return MODEL.apply({"params": params}, texts, MODEL.initial_state(len(texts)), start)
+
+
+def test_greedy_generation_follows_the_model(params, greedy):
+    """Each new token is the likeliest given everything before it, in one pass over the finished text."""
+    (new,) = continued(greedy, [LONG], tokens=30)
+    assert len(new) == 30
+    logits, _ = run(params, [LONG + new])
+    np.testing.assert_array_equal(np.argmax(logits[0, len(LONG) - 1 : -1], axis=-1), new)
+
+
+def test_prompts_of_different_lengths_share_a_batch(greedy):
+    """Each continues as it does alone: shorter than a block, a block, and longer."""
+    prompts = [SHORT, BLOCK, LONG]
+    assert continued(greedy, prompts) == [continued(greedy, [prompt])[0] for prompt in prompts]
+
+
+def test_seeds_reproduce_and_rows_differ(drawing):
+    first, again, other = (continued(drawing, [SHORT, SHORT], seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert first[0] != first[1]
+
+
+def test_a_rows_draws_are_its_own(drawing):
+    """Neither the number of rows nor the lengths of their prompts change what the second one draws."""
+    expected = continued(drawing, [SHORT, BLOCK])[1]
+    assert continued(drawing, [LONG, BLOCK])[1] == continued(drawing, [BLOCK, BLOCK, SHORT])[1] == expected
+
+
+def test_generation_compiles_once_and_keeps_its_state_size(params):
+    """Constant time and memory per token: one program for every position, far beyond window x layers."""
+    generator = Generator(MODEL, params, Sampling())
+    list(generator([LONG], tokens=100))
+    list(generator([LONG + LONG], tokens=3, state=MODEL.initial_state(1)))
+    assert generator._step._cache_size() == generator._reader._read._cache_size() == 1
+
+
+@pytest.mark.parametrize("read", [3, 8])
+def test_generation_goes_on_from_a_state(params, greedy, read):
+    """As if the prompt had been longer, from inside a block and from its edge, and the state can be used again."""
+    _, state = run(params, [LONG[:read]])
+    expected = continued(greedy, [LONG + LONG])
+    for _ in range(2):
+        assert continued(greedy, [LONG[read:] + LONG], state=state) == expected
+
+
+def test_a_state_of_one_row_serves_all_prompts(params, greedy):
+    _, state = run(params, [LONG])
+    expected = [continued(greedy, [LONG + prompt])[0] for prompt in (BLOCK, SHORT)]
+    assert continued(greedy, [BLOCK, SHORT], state=state) == expected
+
+
+def test_a_state_for_each_prompt(params, greedy):
+    _, state = run(params, [LONG[:8], BLOCK + BLOCK])
+    expected = [continued(greedy, [text + SHORT])[0] for text in (LONG[:8], BLOCK + BLOCK)]
+    assert continued(greedy, [SHORT, SHORT], state=state) == expected
+    with pytest.raises(UserError, match="a state of 2 rows"):
+        continued(greedy, [SHORT] * 3, state=state)
+
+
+def test_repetition_penalty_follows_each_rows_text(params):
+    """CTRL's: of tokens in the text so far, positive logits are divided and negative ones multiplied."""
+    penalty = 1.7
+    penalised = Generator(MODEL, params, Sampling(temperature=0, repetition_penalty=penalty))
+    prompts = [BLOCK, LONG]
+    for prompt, new in zip(prompts, continued(penalised, prompts, tokens=12), strict=True):
+        text = prompt + new
+        logits = np.array(run(params, [text])[0][0])
+        for at in range(len(prompt), len(text)):
+            scores = logits[at - 1]
+            for token in set(text[:at]):
+                scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+            assert np.argmax(scores) == text[at]
+
+
+def draws(sampling, logits, count=300):
+    logits = jnp.tile(jnp.asarray(logits), (count, 1))
+    keys = jax.random.split(jax.random.key(0), count)
+    return set(np.asarray(sampling(logits, keys, jnp.zeros(logits.shape, bool))).tolist())
+
+
+def test_sampling():
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
+    assert draws(Sampling(), logits) == {0, 1, 2, 3}
+    assert draws(Sampling(temperature=0), logits) == {0}
+    assert draws(Sampling(top_k=2), logits) == {0, 1}
+    assert draws(Sampling(top_k=9), logits) == {0, 1, 2, 3}
+    assert draws(Sampling(top_p=0.65), logits) == {0, 1}
+    assert draws(Sampling(top_p=0.75), logits) == {0, 1, 2}
+    assert draws(Sampling(top_p=1e-6), logits) == {0}
+    assert draws(Sampling(temperature=1e-3), logits) == {0}
+    assert draws(Sampling(min_p=0.45), logits) == {0, 1, 2}
+    assert draws(Sampling(min_p=0.7), logits) == {0, 1}
+    assert draws(Sampling(min_p=1), logits) == {0}
+    assert draws(Sampling(min_p=0), logits) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+    ],
+)
+def test_wrong_sampling_is_told(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        Sampling(**wrong)
+
+
+BANNED = range(5, V)  # leaves five tokens: all continuations by three are 125
+
+
+def every_continuation(params, prompt, tokens=3):
+    """All of them with their log probabilities, the likeliest first: the slow truth."""
+    texts = [list(text) for text in itertools.product(range(5), repeat=tokens)]
+    logits, _ = run(params, [prompt + text for text in texts])
+    steps = np.asarray(jax.nn.log_softmax(logits[:, len(prompt) - 1 : -1, :5]))  # [b n 5]
+    totals = np.take_along_axis(steps, np.asarray(texts)[..., None], axis=-1).sum(axis=(1, 2))
+    return [(texts[i], totals[i]) for i in np.argsort(-totals)]
+
+
+def assert_same(found, expected):
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    np.testing.assert_allclose([total for _, total in found], [total for _, total in expected], rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def wide_search(params):
+    """As many beams as there are continuations by two tokens: none that matters is lost."""
+    return BeamSearch(MODEL, params, beams=25, banned=BANNED)
+
+
+@pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["one token", "longer than a block"])
+def test_enough_beams_find_the_best_of_all(params, wide_search, prompt):
+    assert_same(wide_search(prompt, 3), every_continuation(params, prompt)[:25])
+
+
+def test_beam_search_goes_on_from_a_state(params, wide_search):
+    _, state = run(params, [LONG])
+    for _ in range(2):
+        assert_same(wide_search(BLOCK, 3, state=state), every_continuation(params, LONG + BLOCK)[:25])
+    with pytest.raises(UserError, match="a state of 2 rows"):
+        wide_search(BLOCK, 3, state=run(params, [SHORT, SHORT])[1])
+
+
+def test_one_beam_is_greedy(params, greedy):
+    ((found, _),) = beam_search(MODEL, params, LONG, tokens=12, beams=1)
+    assert found == continued(greedy, [LONG], tokens=12)[0]
+
+
+def cut_after(text, end):
+    """Up to and with the first `end`."""
+    return text[: text.index(end) + 1] if end in text else text
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
+def test_finished_beams_stay_as_they_are(params, length_penalty):
+    """Texts end with token 2, and are compared over their own lengths."""
+    totals = {}
+    for text, _ in every_continuation(params, BLOCK):
+        ended = cut_after(text, 2)
+        logits = run(params, [BLOCK + text])[0][0, len(BLOCK) - 1 : -1, :5] if tuple(ended) not in totals else None
+        if logits is not None:
+            steps = np.asarray(jax.nn.log_softmax(logits))
+            totals[tuple(ended)] = sum(steps[at, token] for at, token in enumerate(ended))
+    ranked = sorted(totals.items(), key=lambda item: -item[1] / len(item[0]) ** length_penalty)
+    found = beam_search(MODEL, params, BLOCK, 3, 40, length_penalty, BANNED, finished=lambda tokens: tokens[-1] == 2)
+    assert_same(found, [(list(text), total) for text, total in ranked[:40]])
+
+
+def test_fewer_texts_than_beams(params):
+    assert len(beam_search(MODEL, params, SHORT, tokens=1, beams=9, banned=BANNED)) == 5
+
+
+@pytest.mark.parametrize("wrong", [{"beams": 0}, {"beams": 2, "length_penalty": -1.0}])
+def test_wrong_beams_are_told(params, wrong):
+    with pytest.raises(UserError, match=list(wrong)[-1]):
+        BeamSearch(MODEL, params, **wrong)
+
+
+TEXT = "naïve «café» 10 €, sto"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [
+        ([], TEXT),
+        (["stop"], TEXT),
+        (["café"], "naïve «"),
+        (["€", "é»"], "naïve «caf"),
+        (["e «caff", "«café» 1", "10 €, x"], "naïve "),
+        (["ïve «café» 10 €, sto"], "na"),
+    ],
+)
+def test_text_is_cut_before_a_stop_string_wherever_tokens_end(size, stops, expected):
+    content = TEXT.encode()
+    pieces = [content[at : at + size] for at in range(0, len(content), size)]
+    text = UntilStop([stop.encode() for stop in stops])
+    shown = b"".join(map(text.add, pieces))
+    assert (shown + text.held).decode() == expected
+    assert text.stopped == (expected != TEXT)
+
+
+def letter(token):
+    return bytes([ord("a") + token])
+
+
+def test_rows_stop_by_themselves_and_generation_when_all_have(greedy):
+    """The second row's text is not cut by the first one's stop string, and nothing is drawn after both."""
+    prompts = [BLOCK, LONG]
+    full = [b"".join(map(letter, new)) for new in continued(greedy, prompts, tokens=30)]
+    stops = [full[0][3:6], full[1][10:13]]
+    expected = [text[: min(text.find(stop) for stop in stops if stop in text)] for text in full]
+    columns = greedy(prompts, 30)
+    shown = list(texts_of(columns, letter, stops))
+    assert [b"".join(row) for row in zip(*shown, strict=True)] == expected
+    assert next(columns)[1] >= 0, "generation went on to its end"
+
+
+def test_a_text_held_back_is_shown_in_the_end():
+    columns = [np.array([0, -1]), np.array([1, 2])]
+    assert list(texts_of(columns, letter, [b"abc"])) == [[b"", b""], [b"", b"c"], [b"ab", b""]]
+
+
+def test_beams_end_in_a_stop_string():
+    ends = ends_in_stop(letter, [b"abc", b"x"])
+    assert ends([1, 0, 1, 2]) and ends([23]) and not ends([0, 1]) and not ends_in_stop(letter, [])([0])
