@@ -10,14 +10,14 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.inference.beams import BeamSearch, beam_search
-from block_recurrent.inference.generation import Generator, Sampling
+from block_recurrent.inference.generation import Generator, Reader, Sampling
 from block_recurrent.inference.stop_strings import UntilStop, ends_in_stop, texts_of
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
 from tests.laws.registry import recurrent, slide
 
 V = 17
-MODEL = LanguageModel(V, 12, stack([slide(window=4), recurrent(), slide(window=4)]))
+MODEL = LanguageModel(V, 12, stack([slide(window=4), recurrent()]))
 SHORT, BLOCK, LONG = [3], [1, 5, 9, 2], [7, 1, 16, 0, 4, 11, 2, 8, 3, 13, 6]  # prompts around a block of 4
 
 
@@ -44,26 +44,38 @@ def continued(generator, prompts, tokens=20, **options):
     return [[int(token) for token in row if token >= 0] for row in rows]
 
 
-def run(params, texts):
-    """Logits [b n v] of texts of one length, and the state after them, in one pass."""
+@jax.jit
+def logits_of_padded(params, texts):
+    start = jnp.zeros(texts.shape, bool).at[:, 0].set(True)
+    return MODEL.apply({"params": params}, texts, MODEL.initial_state(len(texts)), start)[0]
+
+
+def logits_of(params, texts):
+    """Logits [b n v] of texts of one length, in one pass."""
     texts = np.asarray(texts)
-    start = np.zeros(texts.shape, bool)
-    start[:, 0] = True
-    return MODEL.apply({"params": params}, texts, MODEL.initial_state(len(texts)), start)
+    n = texts.shape[1]
+    return np.array(logits_of_padded(params, np.pad(texts, ((0, 0), (0, 48 - n))))[:, :n])
+
+
+@pytest.fixture(scope="module")
+def state_after(params):
+    """The state that texts of one length leave, read token by token."""
+    reader = Reader(MODEL, params)
+    return lambda *texts: reader(np.asarray(texts), 1, reader.begin(len(texts)), starts=True)
 
 
 def test_greedy_generation_follows_the_model(params, greedy):
     """Each new token is the likeliest given everything before it, in one pass over the finished text."""
     (new,) = continued(greedy, [LONG], tokens=30)
     assert len(new) == 30
-    logits, _ = run(params, [LONG + new])
-    np.testing.assert_array_equal(np.argmax(logits[0, len(LONG) - 1 : -1], axis=-1), new)
+    logits = logits_of(params, [LONG + new])[0, len(LONG) - 1 : -1]
+    np.testing.assert_array_equal(np.argmax(logits, axis=-1), new)
 
 
 def test_prompts_of_different_lengths_share_a_batch(greedy):
     """Each continues as it does alone: shorter than a block, a block, and longer."""
-    prompts = [SHORT, BLOCK, LONG]
-    assert continued(greedy, prompts) == [continued(greedy, [prompt])[0] for prompt in prompts]
+    for prompts in ([SHORT, LONG], [LONG, BLOCK]):
+        assert continued(greedy, prompts) == [continued(greedy, [prompt])[0] for prompt in prompts]
 
 
 def test_seeds_reproduce_and_rows_differ(drawing):
@@ -73,36 +85,41 @@ def test_seeds_reproduce_and_rows_differ(drawing):
 
 
 def test_a_rows_draws_are_its_own(drawing):
-    """Neither the number of rows nor the lengths of their prompts change what the second one draws."""
-    expected = continued(drawing, [SHORT, BLOCK])[1]
-    assert continued(drawing, [LONG, BLOCK])[1] == continued(drawing, [BLOCK, BLOCK, SHORT])[1] == expected
+    """Neither the number of other rows nor the lengths of their prompts change what one draws."""
+    first, second = continued(drawing, [LONG, BLOCK])
+    assert continued(drawing, [LONG])[0] == first
+    assert continued(drawing, [SHORT, BLOCK])[1] == second
 
 
-def test_generation_compiles_once_and_keeps_its_state_size(params):
+def test_generation_compiles_once_and_keeps_its_state_size(drawing):
     """Constant time and memory per token: one program for every position, far beyond window x layers."""
-    generator = Generator(MODEL, params, Sampling())
-    list(generator([LONG], tokens=100))
-    list(generator([LONG + LONG], tokens=3, state=MODEL.initial_state(1)))
-    assert generator._step._cache_size() == generator._reader._read._cache_size() == 1
+
+    def compiled():
+        return drawing._step._cache_size(), drawing._reader._read._cache_size()
+
+    list(drawing([LONG], tokens=1))
+    before = compiled()
+    list(drawing([LONG], tokens=100))
+    list(drawing([LONG + LONG], tokens=3, state=MODEL.initial_state(1)))
+    assert compiled() == before
 
 
 @pytest.mark.parametrize("read", [3, 8])
-def test_generation_goes_on_from_a_state(params, greedy, read):
+def test_generation_goes_on_from_a_state(greedy, state_after, read):
     """As if the prompt had been longer, from inside a block and from its edge, and the state can be used again."""
-    _, state = run(params, [LONG[:read]])
+    state = state_after(LONG[:read])
     expected = continued(greedy, [LONG + LONG])
     for _ in range(2):
         assert continued(greedy, [LONG[read:] + LONG], state=state) == expected
 
 
-def test_a_state_of_one_row_serves_all_prompts(params, greedy):
-    _, state = run(params, [LONG])
+def test_a_state_of_one_row_serves_all_prompts(greedy, state_after):
     expected = [continued(greedy, [LONG + prompt])[0] for prompt in (BLOCK, SHORT)]
-    assert continued(greedy, [BLOCK, SHORT], state=state) == expected
+    assert continued(greedy, [BLOCK, SHORT], state=state_after(LONG)) == expected
 
 
-def test_a_state_for_each_prompt(params, greedy):
-    _, state = run(params, [LONG[:8], BLOCK + BLOCK])
+def test_a_state_for_each_prompt(greedy, state_after):
+    state = state_after(LONG[:8], BLOCK + BLOCK)
     expected = [continued(greedy, [text + SHORT])[0] for text in (LONG[:8], BLOCK + BLOCK)]
     assert continued(greedy, [SHORT, SHORT], state=state) == expected
     with pytest.raises(UserError, match="a state of 2 rows"):
@@ -116,7 +133,7 @@ def test_repetition_penalty_follows_each_rows_text(params):
     prompts = [BLOCK, LONG]
     for prompt, new in zip(prompts, continued(penalised, prompts, tokens=12), strict=True):
         text = prompt + new
-        logits = np.array(run(params, [text])[0][0])
+        logits = logits_of(params, [text])[0]
         for at in range(len(prompt), len(text)):
             scores = logits[at - 1]
             for token in set(text[:at]):
@@ -166,13 +183,18 @@ def test_wrong_sampling_is_told(wrong):
 BANNED = range(5, V)  # leaves five tokens: all continuations by three are 125
 
 
-def every_continuation(params, prompt, tokens=3):
-    """All of them with their log probabilities, the likeliest first: the slow truth."""
-    texts = [list(text) for text in itertools.product(range(5), repeat=tokens)]
-    logits, _ = run(params, [prompt + text for text in texts])
-    steps = np.asarray(jax.nn.log_softmax(logits[:, len(prompt) - 1 : -1, :5]))  # [b n 5]
-    totals = np.take_along_axis(steps, np.asarray(texts)[..., None], axis=-1).sum(axis=(1, 2))
-    return [(texts[i], totals[i]) for i in np.argsort(-totals)]
+def every_continuation(params, prompt):
+    """All by three tokens [b 3], and the log probability of each of their tokens: the slow truth."""
+    texts = np.array(list(itertools.product(range(5), repeat=3)))
+    logits = logits_of(params, [[*prompt, *text] for text in texts])
+    steps = jax.nn.log_softmax(logits[:, len(prompt) - 1 : -1, :5])
+    return texts, np.take_along_axis(np.asarray(steps), texts[..., None], axis=-1)[..., 0]
+
+
+def best_of_all(params, prompt):
+    texts, steps = every_continuation(params, prompt)
+    totals = steps.sum(axis=1)
+    return [(texts[i].tolist(), totals[i]) for i in np.argsort(-totals)[:25]]
 
 
 def assert_same(found, expected):
@@ -188,15 +210,15 @@ def wide_search(params):
 
 @pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["one token", "longer than a block"])
 def test_enough_beams_find_the_best_of_all(params, wide_search, prompt):
-    assert_same(wide_search(prompt, 3), every_continuation(params, prompt)[:25])
+    assert_same(wide_search(prompt, 3), best_of_all(params, prompt))
 
 
-def test_beam_search_goes_on_from_a_state(params, wide_search):
-    _, state = run(params, [LONG])
+def test_beam_search_goes_on_from_a_state(params, wide_search, state_after):
+    state, expected = state_after(LONG), best_of_all(params, LONG + BLOCK)
     for _ in range(2):
-        assert_same(wide_search(BLOCK, 3, state=state), every_continuation(params, LONG + BLOCK)[:25])
+        assert_same(wide_search(BLOCK, 3, state=state), expected)
     with pytest.raises(UserError, match="a state of 2 rows"):
-        wide_search(BLOCK, 3, state=run(params, [SHORT, SHORT])[1])
+        wide_search(BLOCK, 3, state=state_after(SHORT, SHORT))
 
 
 def test_one_beam_is_greedy(params, greedy):
@@ -204,28 +226,21 @@ def test_one_beam_is_greedy(params, greedy):
     assert found == continued(greedy, [LONG], tokens=12)[0]
 
 
-def cut_after(text, end):
-    """Up to and with the first `end`."""
-    return text[: text.index(end) + 1] if end in text else text
-
-
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_finished_beams_stay_as_they_are(params, length_penalty):
+def test_finished_beams_stay_as_they_are(params, wide_search):
     """Texts end with token 2, and are compared over their own lengths."""
     totals = {}
-    for text, _ in every_continuation(params, BLOCK):
-        ended = cut_after(text, 2)
-        logits = run(params, [BLOCK + text])[0][0, len(BLOCK) - 1 : -1, :5] if tuple(ended) not in totals else None
-        if logits is not None:
-            steps = np.asarray(jax.nn.log_softmax(logits))
-            totals[tuple(ended)] = sum(steps[at, token] for at, token in enumerate(ended))
-    ranked = sorted(totals.items(), key=lambda item: -item[1] / len(item[0]) ** length_penalty)
-    found = beam_search(MODEL, params, BLOCK, 3, 40, length_penalty, BANNED, finished=lambda tokens: tokens[-1] == 2)
-    assert_same(found, [(list(text), total) for text, total in ranked[:40]])
+    for text, steps in zip(*every_continuation(params, BLOCK), strict=True):
+        length = 1 + [*text[:-1], 2].index(2)
+        totals[tuple(text[:length].tolist())] = steps[:length].sum()
+    of_mean = BeamSearch(MODEL, params, 25, length_penalty=1.0, banned=BANNED)
+    for search, rank in ((wide_search, totals.get), (of_mean, lambda text: totals[text] / len(text))):
+        best = sorted(totals, key=rank, reverse=True)[:25]
+        found = search(BLOCK, 3, finished=lambda tokens: tokens[-1] == 2)
+        assert_same(found, [(list(text), totals[text]) for text in best])
 
 
-def test_fewer_texts_than_beams(params):
-    assert len(beam_search(MODEL, params, SHORT, tokens=1, beams=9, banned=BANNED)) == 5
+def test_fewer_texts_than_beams(wide_search):
+    assert len(wide_search(SHORT, 1)) == 5
 
 
 @pytest.mark.parametrize("wrong", [{"beams": 0}, {"beams": 2, "length_penalty": -1.0}])
