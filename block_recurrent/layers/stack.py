@@ -128,7 +128,7 @@ class Stack(nn.Module):
                     in_axes=(1, *[nn.broadcast] * len(shown)),
                     out_axes=1,
                     length=depth,
-                    unroll=depth if x.shape[1] == 1 else 1,  # a loop costs a single token a third of its time
+                    unroll=depth if x.shape[1] == 1 else 1,  # a loop would be a quarter of a token's time
                     metadata_params={nn.PARTITION_NAME: "layers"},
                 )
                 x, layer_state = over_depth(layer, x, layer_state, *shown)

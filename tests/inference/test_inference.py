@@ -111,13 +111,15 @@ def test_generate_streams_text(workdir, capsys):
         generate.main([str(workdir), "--prompt="])
 
 
-def test_generate_searches_and_stops(workdir, capsys):
-    generate.main([str(workdir), "--prompt=alpha", "--tokens=8", "--beams=2"])
-    told = capsys.readouterr().out
-    text = told.removeprefix("alpha").removesuffix("\n")
-    assert len(text) >= 2
-    generate.main([str(workdir), "--prompt=alpha", "--tokens=8", "--temperature=0", f"--stop={text}", "--min_p=0.1"])
-    assert capsys.readouterr().out.startswith("alpha")
+@pytest.mark.parametrize("way", [["--temperature=0", "--min_p=0.1", "--repetition_penalty=2"], ["--beams=2"]])
+def test_generate_stops_before_a_text(workdir, capsys, way):
+    command = [str(workdir), "--prompt=alpha", "--tokens=8", *way]
+    generate.main(command)
+    text = capsys.readouterr().out.removeprefix("alpha").removesuffix("\n")
+    stop = next(letter for letter in text[2:] if letter.isascii())
+    generate.main([*command, "--stop=unheard of", f"--stop={stop}"])
+    stopped = capsys.readouterr().out.removeprefix("alpha").removesuffix("\n")
+    assert len(stopped) < len(text) and stop not in stopped
 
 
 @pytest.mark.parametrize(
