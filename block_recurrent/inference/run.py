@@ -21,11 +21,14 @@ from block_recurrent.data import files
 from block_recurrent.data.store import Mixture, Split, Store, contents, open_store, split_in_memory
 from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
 from block_recurrent.errors import UserError
+from block_recurrent.inference.beams import BeamSearch
 from block_recurrent.inference.dynamic import DynamicEvaluator, Learning
 from block_recurrent.inference.evaluation import Evaluator
+from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.history import HistoryCurve, history_curve
 from block_recurrent.inference.inspection import inside
 from block_recurrent.inference.measuring import Measured, measure
+from block_recurrent.inference.stop_strings import ends_in_stop, texts_of
 from block_recurrent.inference.streaming import Scorer, Scores, Stream
 
 METRICS = "metrics.jsonl"
@@ -163,6 +166,54 @@ class Run:
     def score(self, text: str | bytes) -> Scores:
         """What each token of a text costs, in bits, and where it is."""
         return self.stream().feed(text, last=True)
+
+    def generate(
+        self,
+        prompt: str | Sequence[str] | Stream,
+        tokens: int = 200,
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        seed: int = 0,
+        beams: int | None = None,
+    ) -> str | list[str]:
+        """Goes on from a text, from several side by side, or from where a stream stands; what is new of each.
+
+        Tokens are drawn by `sampling`, at a temperature of 0.8 if nothing else is said; with `beams` the likeliest text
+        is searched for. It ends before the first of the strings `stop`. A stream stays where it is: feed it what you
+        want to keep.
+        """
+        if isinstance(prompt, Stream):
+            prompt.flush()
+            prompts, state = [prompt.last], prompt.state_before_last()
+        else:
+            several = [prompt] if isinstance(prompt, str) else prompt
+            prompts, state = [self.vocabulary.encode(text.encode()) for text in several], None
+        token_bytes, stops = self.vocabulary.token_bytes, [text.encode() for text in stop]
+        if beams is None:
+            drawn = self.generator(sampling or Sampling(0.8))(prompts, tokens, seed, state)
+            pieces = zip(*texts_of(drawn, token_bytes, stops), strict=True)
+        else:
+            search = BeamSearch(self.model, self.params, beams, banned=self.silent)
+            found = (search(each, tokens, ends_in_stop(token_bytes, stops), state)[0][0] for each in prompts)
+            pieces = ([new for (new,) in texts_of([[i] for i in text], token_bytes, stops)] for text in found)
+        texts = [b"".join(row).decode(errors="replace") for row in pieces]
+        return texts[0] if isinstance(prompt, str | Stream) else texts
+
+    def generator(self, sampling: Sampling) -> Generator:
+        """The model ready to generate, compiled once for each way to sample."""
+        if sampling not in self._generators:
+            self._generators[sampling] = Generator(self.model, self.params, sampling, self.silent)
+        return self._generators[sampling]
+
+    @functools.cached_property
+    def _generators(self) -> dict[Sampling, Generator]:
+        return {}
+
+    @functools.cached_property
+    def silent(self) -> list[int]:
+        """Ids without text, which are never drawn: padding, specials, what only rounds the vocabulary up."""
+        known = self.vocabulary
+        return [i for i in range(self.model.vocabulary_size) if i >= known.size or not known.token_bytes(i)]
 
     def states(self, text: str | bytes) -> dict[str, np.ndarray]:
         """What every layer shows of itself over a text: block_recurrent/inference/inspection.py says what."""

@@ -135,6 +135,12 @@ class Stream:
         """Reads what was held back, as if the text ended here."""
         return self.feed(b"", last=True)
 
+    def state_before_last(self) -> Any:
+        """What a generator goes on from, given the last token; None if that is the first of its document."""
+        if not len(self.last):
+            raise UserError("the stream is empty: feed it something to go on from")
+        return self.state if self.position > 1 else None
+
     def save(self, file: str | Path) -> None:
         """Puts the stream away: a NumPy archive, for the same run and step."""
         about = {

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -10,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import block_recurrent
 from block_recurrent import evaluate, generate, report, train
 from block_recurrent.data.store import Store, split_in_memory
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Evaluator
+from block_recurrent.inference.generation import Sampling
 from block_recurrent.inference.run import open_run, save_run
 from tests.training.test_runs import arguments
 
@@ -134,6 +138,48 @@ def test_generate_stops_before_a_text(workdir, capsys, way):
 def test_generate_refuses_what_makes_no_sense(wrong, message):
     with pytest.raises(UserError, match=message):
         generate.main(["runs/any", *wrong])
+
+
+def test_a_run_is_opened_by_its_path_and_nothing_else(workdir, corpus):
+    run = block_recurrent.open(workdir)
+    assert "STEPS = 4" in run.config and run.metrics[-1]["step"] == 4 and run.steps == [2, 4] and run.step == 4
+    scores = run.score("alpha beta gamma")
+    assert len(scores) == 16 and scores.offsets[-1] == 16 and scores.bits_per_byte > 1
+    assert run.at(2).score("alpha beta gamma").bits_per_byte != scores.bits_per_byte
+    found = run.evaluate("validation")
+    assert found.score.documents == 4 and len(found.names) == 4
+    assert run.evaluate(texts={"mine": b"alpha beta gamma"}).score.nats == pytest.approx(
+        np.nansum(scores.bits) * np.log(2), rel=1e-4
+    )
+
+
+def test_generation_goes_on_from_texts_and_streams(run):
+    """The same text, given whole, or as a stream that was fed in pieces, goes on in the same way."""
+    alone = run.generate("alpha beta gam", tokens=12)
+    stream = run.stream()
+    for piece in ("alpha", " be", "ta gam"):
+        stream.feed(piece)
+    assert run.generate(stream, tokens=12) == alone == run.generate(stream, tokens=12)
+    first, second = run.generate(["alpha beta gam", "x"], tokens=12)
+    assert first == alone and second
+    likeliest = run.generate("alpha", tokens=5, sampling=Sampling(0))
+    assert likeliest == run.generate("alpha", tokens=5, beams=1)
+    with pytest.raises(UserError, match="stream is empty"):
+        run.generate(run.stream())
+
+
+def test_a_text_is_put_away_and_gone_on_with_in_another_process(workdir, tmp_path, capsys):
+    arguments = [str(workdir), "--temperature=0"]
+    generate.main([*arguments, "--prompt=alpha be", "--tokens=14"])
+    whole = capsys.readouterr().out
+    generate.main([*arguments, "--prompt=alpha be", "--tokens=6", f"--save={tmp_path / 'here.npz'}"])
+    first = capsys.readouterr().out
+    command = [sys.executable, "-m", "block_recurrent.generate", *arguments, "--tokens=8"]
+    command += [f"--go_on={tmp_path / 'here.npz'}"]
+    second = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert first.removesuffix("\n") + second.stdout == whole
+    with pytest.raises(UserError, match="one text"):
+        generate.main([*arguments, "--prompt=a", "--prompt=b", "--save=x.npz"])
 
 
 def test_report_draws_and_tells(workdir, capsys):
