@@ -5,6 +5,7 @@ import signal
 import threading
 
 import fsspec
+import gcsfs
 import jax
 import numpy as np
 import pytest
@@ -26,7 +27,6 @@ def server():
     with FakeGCS("bucket") as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment().items():
             patch.setenv(name, value)
-        gcsfs = pytest.importorskip("gcsfs", reason="runs in gs:// need gcsfs (pip install gcsfs)")
         gcsfs.GCSFileSystem.clear_instance_cache()
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
