@@ -33,12 +33,12 @@ class Checkpoints:
                 preservation_policy=checkpoint_managers.AnyPreservationPolicy(kept),
                 enable_async_checkpointing=True,
             ),
-            item_handlers={
-                PARAMS: ocp.StandardCheckpointHandler(),
-                TRAINING: ocp.StandardCheckpointHandler(),
-                CURSOR: ocp.JsonCheckpointHandler(),
-            },
+            item_handlers=handlers(),
         )
+        # Each process reads alone: where one fails, none waits for it at a barrier of Orbax's.
+        here = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(here, {here}, barrier_sync_key_prefix=f"process_{here}")
+        self.reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers()), multiprocessing_options=alone)
 
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
@@ -57,7 +57,7 @@ class Checkpoints:
         )
 
     def restore(self, step: int, params: Any, training: Any) -> tuple[Any, Any, dict]:
-        """Everything saved at a step, given trees of ShapeDtypeStructs with shardings."""
+        """Everything saved at a step, given trees of ShapeDtypeStructs with shardings; of each process, its part."""
         restored = self._restore(
             step,
             {
@@ -77,10 +77,8 @@ class Checkpoints:
 
     def _restore(self, step: int, items: dict) -> dict:
         try:
-            return self.manager.restore(step, args=ocp.args.Composite(**items))
-        except (
-            Exception
-        ) as error:  # Orbax and its storage raise many kinds: to the user all mean an unreadable checkpoint
+            return self.reader.restore(self.folder / str(step), args=ocp.args.Composite(**items))
+        except Exception as error:  # Orbax and its storage raise many kinds: all mean an unreadable checkpoint
             others = [other for other in self.steps() if other != step]
             raise UserError(
                 f"checkpoint {self.folder / str(step)} is damaged or of another model ({first_line(error)[:160]}); "
@@ -101,3 +99,12 @@ class Checkpoints:
     def close(self) -> None:
         self.wait()
         self.manager.close()
+        self.reader.close()
+
+
+def handlers() -> dict:
+    return {
+        PARAMS: ocp.StandardCheckpointHandler(),
+        TRAINING: ocp.StandardCheckpointHandler(),
+        CURSOR: ocp.JsonCheckpointHandler(),
+    }

@@ -16,12 +16,14 @@ from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.run import run_folder
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
-from block_recurrent.training.processes import PATIENCE, Attendance, agree, meet
+from block_recurrent.training.processes import PATIENCE, Attendance, agree, everyones, meet
 from block_recurrent.training.profiling import Profile
 from block_recurrent.training.reporting import LateMetrics, Reporter
 from block_recurrent.training.sharding import check_rows, in_mesh, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
 from block_recurrent.training.stopping import StopRequest
+
+READING = 1800.0  # seconds that a process waits for the others to read a checkpoint; one that dies ends it sooner
 
 
 def train(
@@ -139,19 +141,25 @@ class Position:
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tuple[TrainState, Position] | None:
-    """State and position of the latest checkpoint, or None in a fresh workdir."""
+    """State and position of the latest checkpoint, or None in a fresh workdir; damaged for one process is for all."""
     if not checkpoints.steps():
         return None
     target, step = trainer.abstract_state(), checkpoints.steps()[-1]
     try:
-        params, rest, position = checkpoints.restore(step, target.params, all_but_params(target))
+        restored, failure = checkpoints.restore(step, target.params, all_but_params(target)), ""
     except UserError as error:
-        if not skip_damaged or len(checkpoints.steps()) < 2:
-            raise
-        print(f"set aside: {error}", flush=True)
-        checkpoints.set_aside(step, meet)
-        return resume(trainer, checkpoints, skip_damaged)
-    return TrainState(params=params, **rest), Position(**{**position, "cursor": Cursor(**position["cursor"])})
+        restored, failure = None, str(error)
+    told = everyones(f"checkpoint {step} was read", {"failure": failure}, READING)
+    failures = [each["failure"] for each in told if each["failure"]]
+    if not failures:
+        params, rest, position = restored
+        return TrainState(params=params, **rest), Position(**{**position, "cursor": Cursor(**position["cursor"])})
+    if not skip_damaged or len(checkpoints.steps()) < 2:
+        raise UserError(failures[0])
+    print(f"set aside: {failures[0]}", flush=True)
+    del restored  # the part that could be read: the device may have no room for two
+    checkpoints.set_aside(step, meet)
+    return resume(trainer, checkpoints, skip_damaged)
 
 
 def all_but_params(state: TrainState) -> dict:

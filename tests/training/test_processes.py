@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -71,17 +72,28 @@ def alone(arguments, devices: int = 1) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def stopped(corpus, tmp_path_factory) -> tuple[list[tuple[int, str]], Path]:
+    """How two processes of two devices each ended when one had SIGTERM before its third step, and their workdir."""
+    workdir = tmp_path_factory.mktemp("runs") / "stopped"
+    killed = ["tests.training.killed", "3", str(int(signal.SIGTERM))]
+    arguments = train_arguments(corpus, workdir)
+    return pair(arguments, arguments, modules=(["block_recurrent.train"], killed)), workdir
+
+
 @pytest.mark.slow
-def test_sigterm_to_one_of_two_stops_both_and_one_goes_on_alone(corpus, tmp_path):
+def test_sigterm_to_one_of_two_stops_both_and_one_goes_on_alone(corpus, stopped, tmp_path):
     """Law 10 across machines: stopped on two processes of two devices each, gone on with by one on another mesh."""
     alone(train_arguments(corpus, tmp_path / "whole"))
-    killed = ["tests.training.killed", "3", str(int(signal.SIGTERM))]
-    arguments = train_arguments(corpus, tmp_path / "stopped")
-    ended = pair(arguments, arguments, modules=(["block_recurrent.train"], killed))
+    ended, workdir = stopped
     assert [code for code, _ in ended] == [PREEMPTED, PREEMPTED], ended
     steps = [int(re.search(r"SIGTERM: saved step (\d+) of 8", told)[1]) for _, told in ended]
     assert steps[0] == steps[1] < 8, "both saved the same step"
-    alone([*arguments, "--gin.FSDP=1", "--gin.make_mesh.data=4"], devices=4)
+    shutil.copytree(workdir, tmp_path / "stopped")
+    alone(
+        [*train_arguments(corpus, tmp_path / "stopped"), "--gin.FSDP=1", "--gin.make_mesh.data=4"],
+        devices=4,
+    )
     whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "stopped")
     assert list(whole) == list(resumed) == list(range(1, 9))
     np.testing.assert_allclose(list(resumed.values()), list(whole.values()), rtol=1e-4)
@@ -90,6 +102,27 @@ def test_sigterm_to_one_of_two_stops_both_and_one_goes_on_alone(corpus, tmp_path
         for run in ("whole", "stopped")
     ]
     assert cursors[0] == cursors[1], "the same data"
+
+
+@pytest.mark.slow
+def test_a_part_of_a_checkpoint_that_one_process_cannot_read_is_told_and_skipped_by_both(corpus, stopped, tmp_path):
+    workdir = tmp_path / "damaged"
+    shutil.copytree(stopped[1], workdir)
+    *_, before, last = sorted(int(step.name) for step in (workdir / "checkpoints").iterdir())
+    for item in ("params", "training"):
+        for file in (workdir / "checkpoints" / str(last) / item / "ocdbt.process_1" / "d").iterdir():
+            file.unlink()
+    arguments = train_arguments(corpus, workdir)
+    for code, told in pair(arguments, arguments):
+        assert code == MISTAKE, told
+        assert re.search(
+            rf"^error: checkpoint .*/{last} is damaged .* --skip_damaged goes on from step {before}$", told, re.M
+        )
+    skipping = [*arguments, "--skip_damaged"]
+    assert [code for code, _ in pair(skipping, skipping)] == [0, 0]
+    assert (workdir / "checkpoints" / f"damaged_{last}").is_dir()
+    assert f"resumed at step {before}\n" in (workdir / "train.log").read_text()
+    assert list(losses(workdir)) == list(range(1, 9))
 
 
 @pytest.mark.slow
