@@ -21,7 +21,7 @@ from block_recurrent.training.profiling import Profile
 from block_recurrent.training.reporting import LateMetrics, Reporter
 from block_recurrent.training.sharding import check_rows, in_mesh, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
-from block_recurrent.training.stopping import StopRequest
+from block_recurrent.training.stopping import Stopped, StopRequest
 
 READING = 1800.0  # seconds that a process waits for the others to read a checkpoint; one that dies ends it sooner
 
@@ -80,7 +80,13 @@ def train(
     trainer = Trainer(model, optimizer, mesh, rows, accumulate, health)
     stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=trainer.local_rows())
     held_out = data.split("validation") if data.has("validation") else None
-    evaluator = Evaluator(model, rows, segment, trainer.place, trainer.local_rows(), trainer.initial_memory)
+    stop = StopRequest()
+
+    def place_unless_stopped(batch):
+        stop.check()  # an evaluation may last longer than the notice of a machine that is taken away
+        return trainer.place(batch)
+
+    evaluator = Evaluator(model, rows, segment, place_unless_stopped, trainer.local_rows(), trainer.initial_memory)
 
     started(data)
     checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints, keep_every)
@@ -95,7 +101,7 @@ def train(
     meet("first step", patience)
     batches = stream.ahead(cursor, trainer.place)
     with (
-        StopRequest() as stop,
+        stop,
         closing(checkpoints),
         closing(report),
         closing(batches),
@@ -104,13 +110,16 @@ def train(
     ):
         while True:
             attendance.at(step)
-            asked = stop.due(step)
+            asked = stop.due()
             due = held_out is not None and evaluated < step and (step % evaluate_every == 0 or step == steps)
             if due and not asked:
                 metrics.flush()
-                with in_mesh(mesh):
-                    report.validation(step, evaluator(state.params, held_out, evaluation_batches))
-                evaluated = step
+                try:
+                    with in_mesh(mesh):
+                        report.validation(step, evaluator(state.params, held_out, evaluation_batches))
+                    evaluated = step
+                except Stopped as stopped:  # to be done again by the run that goes on from here
+                    asked = str(stopped)
                 metrics.restart_clock()
             if step > resumed_at and (asked or step % checkpoint_every == 0 or step == steps):
                 metrics.flush()  # a step that is not finite is found before it is saved

@@ -195,9 +195,9 @@ def meet(place: str, patience: float = PATIENCE) -> None:
     agree(place, {}, patience)
 
 
-def preempted(step: int) -> bool:
-    """Whether all processes, one of which has had SIGTERM, are to stop at this step; asked at every step."""
-    return client() is not None and multihost_utils.reached_preemption_sync_point(step)
+def preempted(place: int) -> bool:
+    """Whether all processes, one of which has had SIGTERM, are to stop here; asked at every place, counted from 1."""
+    return client() is not None and multihost_utils.reached_preemption_sync_point(place)
 
 
 class Attendance:

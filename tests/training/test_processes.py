@@ -18,6 +18,7 @@ from block_recurrent.errors import MISTAKE, PREEMPTED, UserError
 from block_recurrent.inference.run import read_metrics
 from block_recurrent.training import processes
 from block_recurrent.training.reporting import append
+from block_recurrent.training.stopping import Stopped, StopRequest
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "tests" / "tiny.gin")
@@ -224,6 +225,18 @@ def test_a_run_of_one_process_asks_no_cluster(monkeypatch):
     monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
     processes.join()
     assert processes.client() is None
+
+
+def test_several_processes_ask_whether_to_stop_at_the_same_places_one_after_another(monkeypatch):
+    """Steps and batches of evaluations alike: JAX picks a place that none of them has passed."""
+    asked = []
+    monkeypatch.setattr(processes, "preempted", lambda place: asked.append(place) or place == 3)
+    stop = StopRequest()
+    assert stop.due() == ""
+    stop.check()
+    with pytest.raises(Stopped, match="SIGTERM"):
+        stop.check()
+    assert asked == [1, 2, 3]
 
 
 class Store:

@@ -88,6 +88,27 @@ def test_sigterm_saves_and_exits_with_its_own_code(corpus, uninterrupted, tmp_pa
     assert untimed(read_metrics(workdir / "metrics.jsonl")) == untimed(read_metrics(uninterrupted / "metrics.jsonl"))
 
 
+def test_sigterm_in_an_evaluation_ends_it_and_it_is_done_again(corpus, uninterrupted, tmp_path, monkeypatch):
+    workdir, read, batches = tmp_path / "preempted", RowStream.read, []
+
+    def read_and_be_told(stream, cursor):
+        if stream.epochs == 1:
+            batches.append(cursor)
+            if len(batches) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return read(stream, cursor)
+
+    monkeypatch.setattr(RowStream, "read", read_and_be_told)
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(train.main, arguments(corpus, workdir))
+    assert exit_code.value.code == PREEMPTED
+    assert len(batches) == 2, "the third was not evaluated"
+    assert all("loss" in row for row in read_metrics(workdir / "metrics.jsonl")), "nothing of it is reported"
+    train.main(arguments(corpus, workdir))
+    assert_bit_identical(saved(workdir, 8), saved(uninterrupted, 8))
+    assert untimed(read_metrics(workdir / "metrics.jsonl")) == untimed(read_metrics(uninterrupted / "metrics.jsonl"))
+
+
 TIMED = ("tokens_per_second", "data_share", "checkpoint_share")
 
 
