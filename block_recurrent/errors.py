@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 class Preempted(Exception):
-    """The run was told to stop and has saved its state; commands exit with code 42."""
+    """The run was told to stop, and all that it has done is saved; commands exit with code 42."""
 
 
 def run_command(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> None:

@@ -128,7 +128,8 @@ def train(
                     checkpoints.save(step, state.params, all_but_params(state), asdict(position))
             if asked:
                 checkpoints.wait()
-                raise Preempted(f"{asked}: saved step {step} of {steps} in {workdir}; the same command goes on")
+                done = f"saved step {step}" if step > resumed_at else f"nothing new to save at step {step}"
+                raise Preempted(f"{asked}: {done} of {steps} in {workdir}; the same command goes on")
             if step >= steps:
                 break
             profile.at(step)

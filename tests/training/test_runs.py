@@ -18,6 +18,7 @@ from block_recurrent import train
 from block_recurrent.data.rows import RowStream
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
 from block_recurrent.inference.run import read_metrics
+from block_recurrent.training.processes import Attendance
 from block_recurrent.training.profiling import Profile
 from block_recurrent.training.step import Trainer
 from tests.training.killed import kill_before_step
@@ -73,19 +74,28 @@ def test_killed_and_started_again_is_bit_identical(corpus, uninterrupted, tmp_pa
     assert rows == list(range(1, 9)), "a resumed run neither repeats nor loses a row of metrics"
 
 
-def test_sigterm_saves_and_exits_with_its_own_code(corpus, uninterrupted, tmp_path, monkeypatch):
+def test_sigterm_saves_and_exits_with_its_own_code(corpus, uninterrupted, tmp_path, monkeypatch, capsys):
     workdir = tmp_path / "preempted"
     monkeypatch.setattr(Trainer, "step", Trainer.step)  # so that the next line is undone
     kill_before_step(4, signal.SIGTERM)
     with pytest.raises(SystemExit) as exit_code:
         run_command(train.main, arguments(corpus, workdir))
-    assert exit_code.value.code == PREEMPTED
+    assert exit_code.value.code == PREEMPTED and "SIGTERM: saved step 4 of 8 in " in capsys.readouterr().err
     monkeypatch.undo()
     assert (workdir / "checkpoints" / "4").is_dir()
     train.main(arguments(corpus, workdir))
     assert_bit_identical(saved(workdir, 8), saved(uninterrupted, 8))
     # Step 4 was due for evaluation when the signal came: its row is written on resuming, and every row is the same.
     assert untimed(read_metrics(workdir / "metrics.jsonl")) == untimed(read_metrics(uninterrupted / "metrics.jsonl"))
+
+
+def test_sigterm_before_anything_new_does_not_claim_to_have_saved(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Attendance, "at", lambda attendance, step: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(train.main, arguments(corpus, tmp_path / "run"))
+    assert exit_code.value.code == PREEMPTED
+    assert capsys.readouterr().err.startswith("SIGTERM: nothing new to save at step 0 of 8 in ")
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
 def test_sigterm_in_an_evaluation_ends_it_and_it_is_done_again(corpus, uninterrupted, tmp_path, monkeypatch):
