@@ -20,9 +20,10 @@ class Preempted(Exception):
 def run_command(main: Callable[[list[str]], None], arguments: list[str] | None = None) -> None:
     """Runs a command's main on the command line and exits: a mistake is one line, not a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in arguments
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is another command's
+    debug = "--debug" in arguments[:end]
     try:
-        main([argument for argument in arguments if argument != "--debug"])
+        main([argument for argument in arguments[:end] if argument != "--debug"] + arguments[end:])
     except UserError as error:
         if debug:
             traceback.print_exc()

@@ -221,7 +221,7 @@ def with_code(job: Job, options: argparse.Namespace) -> Job:
     """The job with the commit and repository that workers get, checked to be something that they can run."""
     if not job.arguments:
         raise UserError("nothing to run: give the arguments of block_recurrent.train after --")
-    if not job.workdir.startswith(("gs://", "s3://", "/")):
+    if not job.workdir.startswith(("gs://", "/")):
         raise UserError(f"--workdir={job.workdir}: workers need gs://BUCKET/FOLDER, or an absolute path they share")
     if any(argument.startswith("--workdir") for argument in job.arguments):
         raise UserError("give --workdir before the --: launch needs it too")

@@ -18,7 +18,11 @@ def git(*arguments: str, folder: Path | None = None) -> str:
 
 
 def resolve(commit: str, folder: Path | None = None) -> str:
-    return git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}", folder=folder)
+    git("rev-parse", "--git-dir", folder=folder)  # outside of a repository git says so
+    try:
+        return git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{commit}}", folder=folder)
+    except UserError:
+        raise UserError(f"no commit {commit} in this repository: see git log, or git fetch it") from None
 
 
 def remote(folder: Path | None = None) -> str:

@@ -15,6 +15,7 @@
 # BR_PYTHON names a Python that has everything: nothing is installed then. BR_REQUIREMENTS is the file to install from.
 set -euo pipefail
 
+patience=--patience=600 # workers install their environment at different speeds; what is given later wins
 UV_VERSION=0.13.7
 code=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 script=$code/launch/worker.sh
@@ -127,7 +128,7 @@ supervise) # by start alone, which hands its lock over
   result=0
   attended bash "$script" setup >/dev/null || result=$?
   if ((result == 0)); then
-    attended "$(python)" -m block_recurrent.train "--workdir=$workdir" "$@" || result=$?
+    attended "$(python)" -m block_recurrent.train "--workdir=$workdir" "$patience" "$@" || result=$?
   fi
   echo "=== $(date -u +%FT%TZ) exit code $result"
   echo "$result" >"$run/exit.partial"
@@ -165,7 +166,7 @@ setup)
 foreground)
   setup >&2
   cd "$code"
-  exec "$(python)" -m block_recurrent.train "$@"
+  exec "$(python)" -m block_recurrent.train "$patience" "$@"
   ;;
 step) highest_step "$1" ;;
 *)

@@ -15,6 +15,7 @@ from block_recurrent.errors import run_command
 from launch import __main__ as launch
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = "--patience=600"  # what worker.sh gives every run
 
 
 @dataclass

@@ -94,7 +94,12 @@ def test_the_jobset_means_what_launch_does(cloud, repository, capsys):
         ("run", [*WHERE, "--workdir=runs/mine", *TRAINING], "workers need gs://BUCKET/FOLDER, or an absolute path"),
         ("run", [*WHERE, *RUN, *TRAINING, "--workdir=/x"], "give --workdir before the --"),
         ("run", [*WHERE, *RUN, *TRAINING], "job mine has no slice yet: python -m launch up mine"),
-        ("run", [*WHERE, *RUN, "--commit=nowhere", *TRAINING], "git rev-parse"),
+        ("run", [*WHERE, *RUN, "--commit=nowhere", *TRAINING], "no commit nowhere in this repository: see git log"),
+        (
+            "run",
+            [*WHERE, "--workdir=s3://bucket/mine", *TRAINING],
+            "workers need gs://BUCKET/FOLDER, or an absolute path",
+        ),
         ("watch", [], "no job mine"),
         ("down", [], "no job mine"),
         ("logs", [*WHERE, "--dry-run", "--commit=HEAD", "--worker=4"], "v5litepod-16 has 0 to 3, or all"),
@@ -108,6 +113,21 @@ def test_mistakes_are_told_in_one_line_and_nothing_is_created(cloud, repository,
     told = capsys.readouterr().err
     assert message in told and told.startswith("error: ") and told.count("\n") == 1
     assert not cloud.resources and not (cloud.state / "mine.json").exists()
+
+
+def test_a_jobset_whose_pods_would_have_too_long_names_is_refused(cloud, repository, capsys):
+    command, *more = COMMANDS["jobset"]
+    assert cloud.launch(command, "m" * 47, *more) == 0
+    assert len(f"{'m' * 47}-slice-1-3-abcde") == 63 and capsys.readouterr().out
+    assert cloud.launch(command, "m" * 48, *more) == MISTAKE
+    assert "is too long a name for a JobSet of 2xv5litepod-16: use up to 47 letters" in capsys.readouterr().err
+
+
+def test_debug_among_the_arguments_of_training_is_passed_on(cloud, repository, capsys):
+    command, *more = COMMANDS["jobset"]
+    assert cloud.launch(command, "mine", "--debug", *more, "--debug") == 0
+    (line,) = re.findall(r"args: (.*)", capsys.readouterr().out)
+    assert line.count('"--debug"') == 1
 
 
 def test_launch_needs_nothing_of_the_library_but_its_errors_and_its_slices():

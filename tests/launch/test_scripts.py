@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.conftest import ROOT, program, wait_for
+from tests.launch.conftest import PATIENCE, ROOT, program, wait_for
 
 SHELL_FILES = [*(ROOT / "launch").glob("*.sh"), ROOT / ".ci" / "run"]
 
@@ -53,7 +53,7 @@ def test_the_environment_is_made_once_from_the_pins_with_its_own_python(worker, 
 def test_in_a_container_the_script_becomes_the_training(worker, tmp_path):
     python = program(tmp_path / "python", 'echo "$@"; echo "slices $MEGASCALE_NUM_SLICES"; exit 9')
     done = worker("foreground", "--gin_file=x.gin", BR_PYTHON=str(python), MEGASCALE_NUM_SLICES="2")
-    assert done.returncode == 9 and done.stdout == "-m block_recurrent.train --gin_file=x.gin\nslices 2\n"
+    assert done.returncode == 9 and done.stdout == f"-m block_recurrent.train {PATIENCE} --gin_file=x.gin\nslices 2\n"
 
 
 def test_stale_variables_of_several_slices_do_not_reach_a_run(worker, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from block_recurrent.errors import MISTAKE, PREEMPTED
 from launch.running import Worker
 from launch.watching import verdict
-from tests.launch.conftest import program, wait_for
+from tests.launch.conftest import PATIENCE, program, wait_for
 
 WHERE = ("--slice=v5litepod-8", "--zone=z", "--project=p")
 QUICK = ("--interval=0.1", "--grace=0.3", "--patience=3")
@@ -55,7 +55,7 @@ def test_code_42_gets_a_new_slice_and_the_same_command(cloud, running, tmp_path)
     cloud.change(resources={**cloud.resources, "theirs": {"script": ["ACTIVE"], "labels": {}, "nodes": [], "hosts": 0}})
     assert cloud.launch("watch", "mine", *QUICK) == 0
     first, second = (tmp_path / "tries").read_text().splitlines()
-    assert first == second == f"-m block_recurrent.train --workdir={tmp_path}/run --gin_file=x.gin"
+    assert first == second == f"-m block_recurrent.train --workdir={tmp_path}/run {PATIENCE} --gin_file=x.gin"
     assert set(cloud.resources) == {"mine-2", "theirs"}
     assert cloud.launch("down", "mine") == 0
     assert set(cloud.resources) == {"theirs"}, "what another has created stays"
