@@ -124,10 +124,10 @@ class Cloud:
             show=show,
         )
 
-    def list_bucket(self, folder: str) -> list[str]:
-        """The names in a folder of a bucket; none where there is no folder."""
+    def list_bucket(self, pattern: str) -> list[str]:
+        """The objects in a bucket that match a pattern, if there are any."""
         try:
-            return self.call("storage", "ls", folder, what=f"listing {folder}").split()
+            return self.call("storage", "ls", pattern, what=f"listing {pattern}").splitlines()
         except CloudError as error:
             if re.search(r"matched no objects|NOT_FOUND|not found", str(error)):
                 return []

@@ -118,8 +118,9 @@ def look(cloud: Cloud, job: Job) -> list[Worker]:
 def highest_step(cloud: Cloud, job: Job, workers: list[Worker]) -> int:
     """How far the run's checkpoints are; those in a bucket are listed from here."""
     if job.workdir.startswith("gs://"):
-        names = cloud.list_bucket(f"{job.workdir.rstrip('/')}/checkpoints/")
-        steps = [re.search(r"/(\d+)/$", name) for name in names]
+        # In a bucket, where nothing can be renamed, Orbax writes this file into a checkpoint that is complete.
+        names = cloud.list_bucket(f"{job.workdir.rstrip('/')}/checkpoints/*/commit_success.txt")
+        steps = [re.search(r"/(\d+)/commit_success\.txt$", name) for name in names]
         return max((int(step[1]) for step in steps if step), default=0)
     return max((worker.step for worker in workers), default=0)
 

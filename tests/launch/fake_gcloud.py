@@ -148,10 +148,10 @@ def storage(verb: str, *words: str) -> str:
         target.write_text(sys.stdin.read())
     elif verb == "rm":
         target.unlink()
-    elif not target.is_dir():
-        fail("One or more URLs matched no objects.")
     else:
-        return "".join(f"{words[-1]}{entry.name}/\n" for entry in sorted(target.iterdir()))
+        buckets = CLOUD / "buckets"
+        found = sorted(file.relative_to(buckets) for file in buckets.glob(str(target.relative_to(buckets))))
+        return "".join(f"gs://{name}\n" for name in found) or fail("One or more URLs matched no objects.")
     return ""
 
 

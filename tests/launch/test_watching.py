@@ -175,7 +175,11 @@ def test_a_second_watch_is_refused(cloud, running, capfd):
 
 
 def test_steps_in_a_bucket_are_counted_from_here(cloud, repository, monkeypatch, tmp_path, capfd):
-    (cloud.folder / "buckets" / "b" / "run" / "checkpoints" / "1200").mkdir(parents=True)
+    checkpoints = cloud.folder / "buckets" / "b" / "run" / "checkpoints"
+    for step in ("900", "1200", "damaged_1300", "1500"):
+        (checkpoints / step / "params").mkdir(parents=True)
+        if step != "1500":  # its save was not finished
+            (checkpoints / step / "commit_success.txt").touch()
     monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", "exit 0")))
     assert cloud.launch("up", "mine", *WHERE) == 0
     assert cloud.launch("run", "mine", "--workdir=gs://b/run", "--", "--gin_file=x.gin") == 0
