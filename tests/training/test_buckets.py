@@ -65,7 +65,7 @@ def names_in(server, folder):
 def test_a_run_in_a_bucket_is_the_run_in_a_folder(local, stopped, server):
     here, there = open_run(local), open_run(stopped)
     assert there.checkpoints.steps() == [4, 6, 8]
-    jax.tree.map(np.testing.assert_array_equal, there.params(8), here.params(8))
+    jax.tree.map(np.testing.assert_array_equal, there.params, here.params)
     assert untimed(read_metrics(there.workdir / "metrics.jsonl")) == untimed(
         read_metrics(here.workdir / "metrics.jsonl")
     )
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_was_not_finished_is_none(corpus, server, local):
     del server.objects["runs/unfinished/checkpoints/8/commit_success.txt"]
     train.main(arguments(corpus, workdir))
     assert "resumed at step 6" in server.objects["runs/unfinished/train.log"][0].decode()
-    jax.tree.map(np.testing.assert_array_equal, open_run(workdir).params(8), open_run(local).params(8))
+    jax.tree.map(np.testing.assert_array_equal, open_run(workdir).params, open_run(local).params)
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_set_aside(corpus, server, local, capsys):
         train.main(arguments(corpus, workdir))
     train.main(arguments(corpus, workdir, "--skip_damaged"))
     assert "commit_success.txt" in names_in(server, "runs/damaged/checkpoints/damaged_8")
-    jax.tree.map(np.testing.assert_array_equal, open_run(workdir).params(8), open_run(local).params(8))
+    jax.tree.map(np.testing.assert_array_equal, open_run(workdir).params, open_run(local).params)
 
 
 def test_a_bucket_that_is_not_there_is_told(corpus, server):
