@@ -176,6 +176,7 @@ def test_without_the_compiler_the_fast_part_works_and_says_what_is_missing(monke
         (["--slice=v4-8", "--tokens=0"], "--tokens=0"),
         (["--slice=v4-8", "--tokens=inf"], "--tokens=inf"),
         (["--slice=v4-8", "--gin.train.rows=0"], "train.rows is 0"),
+        (["--slice=v4-8", "--gin.HEADS=0"], "SlidingWindowLayer.heads is 0: give a whole number, 1 or more"),
         (["--slice=v4-8", "--gin.STEP=1"], "no gin name STEP: did you mean STEPS?"),
     ],
 )

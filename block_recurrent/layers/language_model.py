@@ -10,6 +10,7 @@ from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.heads import Tied
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import scale
+from block_recurrent.layers.sizes import check_sizes
 from block_recurrent.layers.stack import Stack
 
 SCORES = 2**26  # made at once on a device
@@ -34,6 +35,10 @@ class LanguageModel(nn.Module):
     embedding_init: Initializer = nn.initializers.normal(1.0)
     embedding_dropout: float = 0.0
     final_norm: bool = True
+
+    def __post_init__(self):
+        check_sizes(self)
+        super().__post_init__()
 
     def setup(self):
         self.tables = self.head.tables(self)

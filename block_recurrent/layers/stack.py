@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import health, inspection
+from block_recurrent.layers.sizes import check_sizes
 
 
 def pattern(spec: str, layers: Mapping[str, nn.Module | Callable[[], nn.Module]]) -> tuple[nn.Module, ...]:
@@ -58,10 +59,11 @@ def runs_of(
 ) -> tuple[tuple[nn.Module, ...], tuple[int, ...]]:
     """The layers of a stack, equal neighbours that are `scanned` once, and how often each is repeated.
 
-    Layers whose blocks do not fit together are refused.
+    Layers without a size, or whose blocks do not fit together, are refused.
     """
     runs: list[list] = []
     for layer in layers:
+        check_sizes(layer)
         if scanned(layer) and runs and runs[-1][0] == layer:
             runs[-1][1] += 1
         else:
