@@ -1,5 +1,7 @@
 """What can be known before anything is created: one line a check, with what to do about it."""
 
+import json
+import math
 import os
 import re
 import shutil
@@ -47,12 +49,16 @@ def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
 
     def quota() -> str:
         told = cloud.call(
-            *("quotas", "info", "list", "--service=tpu.googleapis.com", project, "--format=value(quotaId)"),
+            *("quotas", "info", "list", "--service=tpu.googleapis.com", project, "--format=json"),
             what="reading quotas",
-        ).split()
-        kind = job.tpus.accelerator_type.rpartition("-")[0]
-        ours = [name for name in told if kind.lower() in name.lower()]
-        return f"{len(told)} TPU quotas are readable; {', '.join(ours) or f'none is named after {kind}'}"
+        )
+        limits = limits_of(json.loads(told or "[]"), job)
+        needed = f"{job.slice}{' --spot' if job.spot else ''} needs {units_of(job)}"
+        if not limits:
+            wrong(f"{needed}, and no quota for it in {job.zone} is listed")
+        name, limit = min(limits.items(), key=lambda each: each[1])
+        found = f"{name} is {'unlimited' if limit == math.inf else limit} in {job.zone}, {needed}"
+        return found if limit >= units_of(job) else wrong(found)
 
     def bucket() -> str:
         if not job.workdir.startswith("gs://"):
@@ -90,7 +96,7 @@ def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
         ("login", account, "gcloud auth login"),
         ("project and zone", where, "give --project and --zone, or gcloud projects list"),
         ("TPU API", api, "gcloud services enable tpu.googleapis.com, or another --slice or --zone"),
-        ("quota", quota, "gcloud services enable cloudquotas.googleapis.com; more: the console's quota page"),
+        ("quota", quota, "ask for more on the console's quota page; gcloud services enable cloudquotas.googleapis.com"),
         ("bucket", bucket, "gcloud storage buckets create, and give --workdir=gs://BUCKET/FOLDER"),
         ("ssh", ssh, "gcloud compute config-ssh; eval $(ssh-agent); ssh-add ~/.ssh/google_compute_engine"),
         ("code", code, "commit and push"),
@@ -100,6 +106,35 @@ def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
 
 def requirements() -> str:
     return "\n".join((ROOT / file).read_text() for file in ("requirements.txt", "requirements-tpu.txt"))
+
+
+# How Google's names of quotas go on after "TPU".
+QUOTAS = {"v4": "v4", "v5e": "v5slitepod", "v5p": "v5p", "v6e": "v6e"}
+
+
+def units_of(job: Job) -> int:
+    """What a job takes of its quota: the number in the slice's name, cores of v4 and v5p and chips of the others."""
+    return int(job.tpus.accelerator_type.rpartition("-")[2]) * job.tpus.slices
+
+
+def limits_of(quotas: list[dict], job: Job) -> dict[str, float]:
+    """The limits that a job's slices come under, by the quotas' names: of their kind, in their zone or its region.
+
+    Machines on demand and spot have quotas of their own, and so have v5e slices of one host, where they are "serving".
+    """
+    named = {quota["quotaId"].lower(): quota for quota in quotas}
+    ours = [name for name in named if name.replace("preemptible", "").startswith(f"tpu{QUOTAS[job.tpus.generation]}")]
+    ours = [name for name in ours if ("preemptible" in name) == job.spot and "reserved" not in name]
+    serving = [name for name in ours if "serving" in name]
+    ours = serving if serving and job.tpus.hosts == 1 else [name for name in ours if name not in serving]
+    limits = {}
+    for quota in (named[name] for name in ours):
+        for each in quota.get("dimensionsInfos", []):
+            places = {*each.get("dimensions", {}).values(), *each.get("applicableLocations", [])}
+            if places & {job.zone, job.zone.rpartition("-")[0]}:
+                value = int(each.get("details", {}).get("value", 0))
+                limits[quota["quotaId"]] = math.inf if value < 0 else value
+    return limits
 
 
 def wrong(text: str):

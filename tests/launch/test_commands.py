@@ -1,5 +1,6 @@
 """The exact commands (golden files), what is refused, doctor and sweep. UPDATE_GOLDEN=1 writes the golden files."""
 
+import json
 import os
 import re
 import shutil
@@ -174,12 +175,29 @@ def test_changes_that_workers_would_not_get_are_refused(cloud, published, tmp_pa
     assert cloud.launch("run", "mine", "--allow-dirty", *run[2:]) == 0, "the commit, without the later changes"
 
 
+def quota(name: str, **zones: int) -> dict:
+    """One of Google's quotas, as it is listed, with its limits in zones (hyphens as underscores)."""
+    places = [(zone.replace("_", "-"), limit) for zone, limit in zones.items()]
+    infos = [
+        {"dimensions": {"zone": zone}, "details": {"value": str(limit)}, "applicableLocations": [zone]}
+        for zone, limit in places
+    ]
+    return {"quotaId": f"TPU{name}PerProjectPerZoneForTPUAPI", "dimensions": ["zone"], "dimensionsInfos": infos}
+
+
+QUOTAS = [
+    quota("V5sLitepod", us_west4_a=16, us_west4_b=0),
+    quota("V5sLitepodServing", us_west4_a=4),
+    quota("V5sLitepodPreemptible", us_west4_a=8),
+    quota("V5P", us_west4_a=-1),
+]
+
 ANSWERS = {
     "version": "528.0.0",
     "auth list": "me@example.com",
     "projects describe": "my-project",
     "compute tpus accelerator-types list": "v5litepod-8\nv5litepod-16",
-    "quotas info list": "TPUV5sLitepodServingPerProjectPerZoneForTPUAPI",
+    "quotas info list": json.dumps(QUOTAS),
 }
 
 
@@ -219,6 +237,33 @@ def test_doctor_says_what_is_wrong_and_what_to_do(healthy, capsys, answers, more
     kept = {key: value for key, value in ANSWERS.items() if not any(key.startswith(changed) for changed in answers)}
     healthy.change(answers={**kept, **answers})
     assert healthy.launch("doctor", "mine", *WHERE, "--workdir=gs://bucket/mine", *more) == 1
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ((), "ok      quota: TPUV5sLitepodPerProjectPerZoneForTPUAPI is 16 in us-west4-a, v5litepod-16 needs 16"),
+        (
+            ("--slice=v5p-128",),
+            "ok      quota: TPUV5PPerProjectPerZoneForTPUAPI is unlimited in us-west4-a, v5p-128 needs 128",
+        ),
+        (
+            ("--slice=2xv5e-16",),
+            "FAILED  quota: TPUV5sLitepodPerProjectPerZoneForTPUAPI is 16 in us-west4-a, 2xv5e-16 needs 32",
+        ),
+        (
+            ("--slice=v5e-8",),
+            "FAILED  quota: TPUV5sLitepodServingPerProjectPerZoneForTPUAPI is 4 in us-west4-a, v5e-8 needs 8",
+        ),
+        (("--spot",), "is 8 in us-west4-a, v5litepod-16 --spot needs 16. Do: ask for more on the console's quota page"),
+        (("--zone=us-west4-b",), "FAILED  quota: TPUV5sLitepodPerProjectPerZoneForTPUAPI is 0 in us-west4-b"),
+        (("--zone=us-east1-c",), "FAILED  quota: v5litepod-16 needs 16, and no quota for it in us-east1-c is listed"),
+        (("--slice=v6e-16",), "FAILED  quota: v6e-16 needs 16, and no quota for it in us-west4-a is listed"),
+    ],
+)
+def test_doctor_compares_the_quota_with_what_the_slice_needs(healthy, capsys, more, line):
+    healthy.launch("doctor", "mine", *WHERE, "--workdir=gs://bucket/mine", *more)
     assert line in capsys.readouterr().out
 
 
