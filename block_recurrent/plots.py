@@ -1,11 +1,15 @@
-"""Pictures of curves, drawn without a display."""
+"""Pictures of curves, drawn without a display: files, or SVG to be put into a page."""
 
+import io
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 Curve = tuple[Sequence[float], Sequence[float]]  # what goes along x, what goes up
+Figures = Mapping[str, tuple[float, Sequence[float] | None]]  # values by name, with their intervals where they have one
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by every eye
 
@@ -17,24 +21,33 @@ def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_la
     rows = -(-len(panels) // columns)
     size = (7, 4) if len(panels) == 1 else (4.2 * columns, 2.9 * rows)
     figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
-    figure.suptitle(title)
+    figure.suptitle(plain(title))
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
     for axes, (label, curves) in zip(grid.flat, panels.items(), strict=False):
-        places = apart({name: up[-1] for name, (_, up) in curves.items()}, [y for _, up in curves.values() for y in up])
-        looks = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS))
-        for (name, (along, up)), (line, colour) in zip(curves.items(), looks, strict=False):
-            marker = "o" if len(along) < 40 else None
-            axes.plot(along, up, line, color=colour, marker=marker, markersize=4, label=name)
-            place = (along[-1], places[name])
-            axes.annotate(f"{up[-1]:.3g}", place, (6, 0), textcoords="offset points", va="center", color=colour)
+        plot_curves(axes, curves)
         if len(curves) > 1:
             axes.legend(frameon=False)
-        axes.margins(x=0.15)
-        axes.set(xlabel=x_label, ylabel=label)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xlabel=plain(x_label), ylabel=plain(label))
     save(figure, file)
+
+
+def plot_curves(axes, curves: Mapping[str, Curve]) -> None:
+    """Named curves, every one's last value beside its end."""
+    places = apart({name: up[-1] for name, (_, up) in curves.items()}, [y for _, up in curves.values() for y in up])
+    for (name, (along, up)), (line, colour) in zip(curves.items(), looks(), strict=False):
+        marker = "o" if len(along) < 40 else None
+        axes.plot(along, up, line, color=colour, marker=marker, markersize=4, label=plain(name))
+        place = (along[-1], places[name])
+        axes.annotate(f"{up[-1]:.3g}", place, (6, 0), textcoords="offset points", va="center", color=colour)
+    axes.margins(x=0.15)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def looks() -> Iterator[tuple[str, str]]:
+    """Lines and colours, one after another."""
+    return itertools.cycle(itertools.product(("-", "--", ":"), COLOURS))
 
 
 def apart(ends: Mapping[str, float], drawn: Sequence[float]) -> dict[str, float]:
@@ -45,22 +58,103 @@ def apart(ends: Mapping[str, float], drawn: Sequence[float]) -> dict[str, float]
     return places
 
 
-def draw_intervals(
-    file: Path, title: str, values: Mapping[str, tuple[float, Sequence[float] | None]], label: str
-) -> None:
+def draw_intervals(file: Path, title: str, values: Figures, label: str) -> None:
     """A point for each name, the first on top, with a line over its interval where it has one."""
     pyplot = without_display()
     figure, axes = pyplot.subplots(figsize=(7, 1.4 + 0.4 * len(values)), layout="constrained")
-    for y, (value, interval) in enumerate(values.values()):
-        axes.plot(interval or [], [y, y] if interval else [], color=COLOURS[0], linewidth=2, alpha=0.5)
-        axes.plot(value, y, "o", color=COLOURS[0])
-        axes.annotate(f"{value:.4g}", (value, y), (0, 5), textcoords="offset points", ha="center", fontsize=9)
-    axes.set(xlabel=label, ylim=(len(values) - 0.5, -0.5))
-    axes.set_title(title, parse_math=False)
-    axes.set_yticks(range(len(values)), values, parse_math=False)
+    plot_intervals(axes, {"": values})
+    axes.set(xlabel=plain(label))
+    axes.set_title(plain(title))
+    save(figure, file)
+
+
+def plot_intervals(axes, groups: Mapping[str, Figures]) -> None:
+    """Points and lines over their intervals: a row for each name, in it one of each group below another."""
+    rows = list(dict.fromkeys(name for values in groups.values() for name in values))
+    for number, ((group, values), (_, colour)) in enumerate(zip(groups.items(), looks(), strict=False)):
+        down = (number + 0.5) / len(groups) - 0.5
+        places = [rows.index(name) + 0.8 * down for name in values]
+        axes.plot([value for value, _ in values.values()], places, "o", color=colour, label=plain(group))
+        for y, (value, interval) in zip(places, values.values(), strict=True):
+            axes.plot(interval or [], [y, y] if interval else [], color=colour, linewidth=2, alpha=0.5)
+            axes.annotate(f"{value:.4g}", (value, y), (0, 7), textcoords="offset points", ha="center", fontsize=9)
+    axes.set(ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), map(plain, rows))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    save(figure, file)
+
+
+def curves_svg(
+    curves: Mapping[str, Curve],
+    label: str,
+    x_label: str = "step",
+    bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
+    doubling: bool = False,
+) -> str:
+    """Curves as SVG, over what doubles from point to point if it is so; `bands` are where curves may lie as well.
+
+    A curve whose name is empty is not in the legend.
+    """
+    pyplot = without_display()
+    legend_rows = sum(map(bool, curves))
+    figure, axes = pyplot.subplots(figsize=(5, 2.9 + 0.2 * legend_rows), layout="constrained")
+    plot_curves(axes, curves)
+    for line, name in zip(axes.get_lines(), curves, strict=True):
+        if bands and name in bands:
+            axes.fill_between(curves[name][0], *bands[name], color=line.get_color(), alpha=0.15, linewidth=0)
+    if doubling:
+        double(axes, sorted({x for along, _ in curves.values() for x in along}))
+    axes.set(xlabel=plain(x_label), ylabel=plain(label))
+    return svg(figure, legend=any(curves))
+
+
+def double(axes, values: Sequence[float]) -> None:
+    """An x axis on which doubling is a step of the same width, from nought if that is among the values."""
+    axes.set_xscale("symlog", base=2, linthresh=next((x for x in values if x > 0), 1))
+    shown = values[:: -(-len(values) // 6)]
+    axes.set_xticks(shown, [f"{x:,}" for x in shown])
+    axes.minorticks_off()
+
+
+def intervals_svg(groups: Mapping[str, Figures], label: str) -> str:
+    """Points with their intervals as SVG."""
+    pyplot = without_display()
+    lines = sum(map(len, groups.values())) + sum(map(bool, groups))
+    figure, axes = pyplot.subplots(figsize=(5, 1.2 + 0.35 * lines), layout="constrained")
+    plot_intervals(axes, groups)
+    axes.set(xlabel=plain(label))
+    axes.margins(x=0.15)
+    return svg(figure, legend=any(groups))
+
+
+def svg(figure, legend: bool) -> str:
+    """A figure as an element of a page: black is the page's own colour, and no name in it is met elsewhere."""
+    import matplotlib
+
+    if legend:
+        figure.legend(loc="outside upper left", frameon=False, fontsize=9)
+    drawn = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(drawn, format="svg", transparent=True)
+    matplotlib.pyplot.close(figure)
+    root = ElementTree.fromstring(drawn.getvalue())
+    used = set(re.findall(r"#(\w+)", drawn.getvalue()))
+    for element in root.iter():
+        attributes = {local_name(name): value for name, value in element.attrib.items()}
+        element.attrib = {name: value for name, value in attributes.items() if name != "id" or value in used}
+        element.tag = local_name(element.tag)
+        if "style" in attributes:
+            element.set("style", attributes["style"].replace("#000000", "currentColor"))
+    root.remove(root.find("metadata"))
+    root.remove(root.find("defs"))  # rules, which would be for the whole page
+    for name in ("width", "height", "version"):
+        del root.attrib[name]
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def local_name(name: str) -> str:
+    """Of XML, without its namespace."""
+    return name.rpartition("}")[2]
 
 
 def curves_from_each(file: Path, words: Sequence[str], values, title: str, label: str) -> None:
@@ -99,7 +193,7 @@ def histogram(file: Path, title: str, values: Mapping[str, Sequence[float]], lab
     figure, grid = pyplot.subplots(
         len(values), 1, figsize=(7, 1 + 1.7 * len(values)), layout="constrained", squeeze=False, sharex=True
     )
-    figure.suptitle(title, parse_math=False)  # a $ in a folder's name begins no formula
+    figure.suptitle(plain(title))
     low = max(min(min(numbers) for numbers in values.values()), 1)
     high = max(max(max(numbers) for numbers in values.values()), low + 1)
     edges = np.geomspace(low, high * 1.001, 41)
@@ -117,8 +211,13 @@ def histogram(file: Path, title: str, values: Mapping[str, Sequence[float]], lab
 
 
 def shown(word: str) -> str:
-    """A word whose blanks can be seen; a dollar sign is not the beginning of a formula."""
-    return word.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "\u2423").replace("$", r"\$")
+    """A word whose blanks can be seen."""
+    return plain(word.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "\u2423"))
+
+
+def plain(text: str) -> str:
+    """Text that can be drawn: all of it printable, and a dollar sign begins no formula."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text).replace("$", r"\$")
 
 
 def without_display():

@@ -1,66 +1,80 @@
-"""Sums a run up: its figures, its plots, where everything is, and the commands to go on.
+"""Makes a page of a run, of several side by side, or of a comparison, and tells the commands to go on.
 
-python -m block_recurrent.report runs/quickstart
+python -m block_recurrent.report runs/quickstart               # writes runs/quickstart/report.html
+python -m block_recurrent.report runs/srupp runs/lrn           # writes runs/side_by_side.html
+python -m block_recurrent.report runs/two                      # a folder of `compare`, and each of its runs
+
+A page is one file that needs no server and no network.
 """
 
-import json
-import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from etils import epath
 
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
-from block_recurrent.plots import draw
-
-
-def curves(rows: list[dict], prefix: str, factor: float = 1.0) -> dict[str, dict]:
-    """The metrics whose names begin so, over steps: by measure, then by layer ("health/LAYER/MEASURE")."""
-    found: dict[str, dict] = {}
-    for name in dict.fromkeys(name for row in rows for name in row if name.startswith(prefix)):
-        steps, values = zip(*((row["step"], row[name] * factor) for row in rows if name in row), strict=True)
-        *_, layer, measure = ["", *name.split("/")]
-        found.setdefault(measure.replace("_", " "), {})[layer] = (steps, values)
-    return found
-
-
-def draw_plots(workdir: epath.Path, rows: list[dict]) -> list[epath.Path]:
-    """Draws what the metrics have; the files that were drawn."""
-    pictures = {
-        "loss": ("training loss, bits per token", curves(rows, "loss", 1 / math.log(2))),
-        "bits_per_byte": ("held-out bits per byte", curves(rows, "validation_bits_per_byte")),
-        "health": ("health of the recurrent states", curves(rows, "health/")),
-    }
-    files = []
-    for name, (title, panels) in pictures.items():
-        if panels:
-            files.append(workdir / "plots" / f"{name}.png")
-            draw(files[-1], f"{workdir.name}: {title}", panels)
-    return files
 
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("report", __doc__)
-    parser.add_argument("workdir", help="the run's folder, or gs://...")
+    parser.add_argument("workdir", nargs="+", help="a run's folder, or gs://..., or a folder of `compare`")
+    parser.add_argument(
+        "--output",
+        help="the page's file (default: WORKDIR/report.html, and of several runs side_by_side.html beside the first)",
+    )
+    parser.add_argument("--no_samples", action="store_true", help="no text written by the newest checkpoint")
+    parser.add_argument("--trust", action="append", default=[], help="a package that the run's config may import")
     options = parser.parse_args(arguments)
 
-    from block_recurrent.inference.run import read_metrics, run_folder
+    from block_recurrent.inference.run import METRICS, run_folder
+    from block_recurrent.reported_runs import read_run, samples_of, told_apart
+    from block_recurrent.run_pages import COMPARISON, REPORT, comparison_page, run_page, runs_page
 
-    workdir = run_folder(options.workdir)
-    rows = read_metrics(workdir / "metrics.jsonl")
-    if not rows:
-        raise UserError(f"{workdir} has no metrics.jsonl with a row in it: give the --workdir of a training run")
-    plots = draw_plots(workdir, rows)
-    print(f"\n{workdir}, step {rows[-1]['step']:,}")
-    for file in sorted((workdir / "evaluation").glob("*.json")):
-        score = json.loads(file.read_text())
-        print(f"  {score['bits_per_byte']:.3f} bits per byte on {score['of']} at step {score['step']:,}  ({file})")
-    print(f"  checkpoints  {workdir / 'checkpoints'}")
-    print(f"  TensorBoard  {Path(executable()).with_name('tensorboard')} --logdir={workdir / 'tensorboard'}")
-    print(f"  plots        {' '.join(map(str, plots))}")
-    print(f"  config       {workdir / 'config.gin'}\n")
-    print(next_commands(workdir, rows[-1]["step"]))
+    folders = list(dict.fromkeys(map(run_folder, options.workdir)))
+    comparison = next((folder for folder in folders if (folder / COMPARISON).exists()), None)
+    if comparison and (len(folders) > 1 or options.output):
+        raise UserError(f"{comparison} is a folder of `compare`, whose page is in it: give it alone, without --output")
+    workdirs = sorted(file.parent for file in comparison.glob(f"*/{METRICS}")) if comparison else folders
+    runs = told_apart([read_run(workdir) for workdir in workdirs])
+    if not options.no_samples:
+        runs = [replace(run, samples=samples_of(run.workdir, options.trust)) for run in runs]
+    if comparison:
+        for run in runs:
+            (run.workdir / REPORT).write_text(run_page(run))
+        file, page = comparison / REPORT, comparison_page(comparison, runs)
+    elif len(runs) == 1:
+        file, page = runs[0].workdir / REPORT, run_page(runs[0])
+    else:
+        file, page = runs[0].workdir.parent / "side_by_side.html", runs_page(runs)
+    file = epath.Path(options.output or file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(page)
+
+    for run in runs:
+        print(summary(run))
+    print(f"  report       {file}\n")
+    if len(runs) == 1:
+        print(next_commands(runs[0].workdir, runs[0].rows[-1]["step"]))
+
+
+def summary(run) -> str:
+    """Where everything of a run is, and its figures."""
+    scores = [
+        f"  {score.bits_per_byte:.3f} bits per byte on {score.label} at step {score.step:,}  ({score.file})"
+        for score in run.scores
+    ]
+    tensorboard = Path(executable()).with_name("tensorboard")
+    return "\n".join(
+        [
+            f"\n{run.workdir}, step {run.rows[-1]['step']:,}",
+            *scores,
+            f"  checkpoints  {run.workdir / 'checkpoints'}",
+            f"  TensorBoard  {tensorboard} --logdir={run.workdir / 'tensorboard'}",
+            f"  config       {run.workdir / 'config.gin'}",
+        ]
+    )
 
 
 def next_commands(workdir: epath.Path, step: int) -> str:

@@ -48,6 +48,21 @@ ALLOWED = {
         "block_recurrent.plots",
         "block_recurrent.training",
     },
+    "block_recurrent.pages": set(),
+    "block_recurrent.reported_runs": {
+        "block_recurrent.config",
+        "block_recurrent.data",
+        "block_recurrent.errors",
+        "block_recurrent.inference",
+    },
+    "block_recurrent.run_pages": {
+        "block_recurrent.comparison",
+        "block_recurrent.config",
+        "block_recurrent.errors",
+        "block_recurrent.pages",
+        "block_recurrent.plots",
+        "block_recurrent.reported_runs",
+    },
 }
 FILES = [*(ROOT / "block_recurrent").rglob("*.py"), *(ROOT / "models").rglob("*.py")]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import block_recurrent
-from block_recurrent import evaluate, generate, report, train
+from block_recurrent import evaluate, generate, train
 from block_recurrent.data.store import Store, split_in_memory
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Evaluator
@@ -180,23 +180,6 @@ def test_a_text_is_put_away_and_gone_on_with_in_another_process(workdir, tmp_pat
     assert first.removesuffix("\n") + second.stdout == whole
     with pytest.raises(UserError, match="one text"):
         generate.main([*arguments, "--prompt=a", "--prompt=b", "--save=x.npz"])
-
-
-def test_report_draws_and_tells(workdir, capsys):
-    report.main([str(workdir)])
-    told = capsys.readouterr().out
-    for name in ("loss.png", "bits_per_byte.png"):
-        assert (workdir / "plots" / name).read_bytes().startswith(b"\x89PNG") and name in told
-    for command in ("train", "evaluate", "generate", "prepare"):
-        assert f"-m block_recurrent.{command}" in told
-
-
-def test_report_draws_the_health_of_every_layer(tmp_path):
-    rows = [{"step": s, "health/layers_1/state_norm": 1.0 * s, "health/layers_3/state_norm": 2.0} for s in (1, 2)]
-    assert report.curves(rows, "health/") == {
-        "state norm": {"layers_1": ((1, 2), (1.0, 2.0)), "layers_3": ((1, 2), (2.0, 2.0))}
-    }
-    assert report.draw_plots(tmp_path, rows) == [tmp_path / "plots" / "health.png"]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_commands_open_a_run_in_a_bucket(stopped, server, capsys):
     told = capsys.readouterr().out
     assert "alpha" in told and f"on test at step 8  ({stopped}/evaluation/test-8.json)" in told
     assert json.loads(server.objects["runs/stopped/evaluation/test-8.json"][0])["step"] == 8
-    assert server.objects["runs/stopped/plots/loss.png"][0].startswith(b"\x89PNG")
+    assert server.objects["runs/stopped/report.html"][0].startswith(b"<!doctype html>")
 
 
 @pytest.mark.slow
