@@ -6,6 +6,7 @@ READY := $(VENV)/.installed
 BEAM := .venv-beam
 BEAM_READY := $(BEAM)/.installed
 PLAN_READY := $(VENV)/.installed-plan
+BROWSER_READY := $(VENV)/.browser
 
 .PHONY: quickstart recall plan-paper test lint format clean
 
@@ -22,7 +23,7 @@ recall: $(READY)
 plan-paper: $(PLAN_READY)
 	@$(RUN) -m benchmarks.plan_paper
 
-test: lint $(BEAM_READY)
+test: lint $(BEAM_READY) $(BROWSER_READY)
 	$(RUN) -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
@@ -52,6 +53,16 @@ $(BEAM_READY): requirements-beam.txt
 	@echo 'Setting up $(BEAM) (half a minute, once) ...'
 	@test -x $(BEAM)/bin/python || $(PYTHON) -m venv $(BEAM)
 	@$(BEAM)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-beam.txt
+	@touch $@
+
+# A browser, in which tests open the report's pages. Tried once: without one, those tests are skipped.
+$(BROWSER_READY): | $(READY)
+	@for name in chromium chromium-browser google-chrome; do command -v $$name > /dev/null && exit; done; \
+	test "$$(id -u)" = 0 && command -v apt-get > /dev/null || exit 0; \
+	echo 'Installing chromium for the tests of pages (a minute, once) ...'; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	{ timeout 300 apt-get -qq update; \
+	  timeout 600 apt-get -qq install -y --no-install-recommends chromium; } > /dev/null 2>&1 < /dev/null || true
 	@touch $@
 
 clean:

@@ -42,6 +42,7 @@ th:last-child, td:last-child { padding-right: 0; }
 tr { border-bottom: 1px solid var(--line); }
 thead th { min-width: 5rem; color: var(--quiet); font-weight: 500; vertical-align: bottom; }
 tbody th { font-weight: 500; min-width: 9.5rem; max-width: 24rem; overflow-wrap: anywhere; }
+@media (max-width: 40rem) { thead th { white-space: nowrap; } }
 td { white-space: pre; }
 table.text td { min-width: 8rem; max-width: 20rem; text-align: left; white-space: normal; overflow-wrap: anywhere; }
 table.text thead th { min-width: 8rem; text-align: left; overflow-wrap: anywhere; }

@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
         runs = [replace(run, samples=samples_of(run.workdir, options.trust)) for run in runs]
     if comparison:
         for run in runs:
-            (run.workdir / REPORT).write_text(run_page(run))
+            (run.workdir / REPORT).write_bytes(run_page(run).encode())
         file, page = comparison / REPORT, comparison_page(comparison, runs)
     elif len(runs) == 1:
         file, page = runs[0].workdir / REPORT, run_page(runs[0])
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
         file, page = runs[0].workdir.parent / "side_by_side.html", runs_page(runs)
     file = epath.Path(options.output or file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(page)
+    file.write_bytes(page.encode())
 
     for run in runs:
         print(summary(run))
