@@ -12,6 +12,7 @@ Curve = tuple[Sequence[float], Sequence[float]]  # what goes along x, what goes 
 Figures = Mapping[str, tuple[float, Sequence[float] | None]]  # values by name, with their intervals where they have one
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by every eye
+MOST_LABELLED = 8  # curves of a panel
 
 
 def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_label: str = "step") -> None:
@@ -33,13 +34,14 @@ def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_la
 
 
 def plot_curves(axes, curves: Mapping[str, Curve]) -> None:
-    """Named curves, every one's last value beside its end."""
+    """Named curves, every one's last value beside its end where there is room for all of them."""
     places = apart({name: up[-1] for name, (_, up) in curves.items()}, [y for _, up in curves.values() for y in up])
     for (name, (along, up)), (line, colour) in zip(curves.items(), looks(), strict=False):
         marker = "o" if len(along) < 40 else None
         axes.plot(along, up, line, color=colour, marker=marker, markersize=4, label=plain(name))
-        place = (along[-1], places[name])
-        axes.annotate(f"{up[-1]:.3g}", place, (6, 0), textcoords="offset points", va="center", color=colour)
+        if len(curves) <= MOST_LABELLED:
+            place = (along[-1], places[name])
+            axes.annotate(f"{up[-1]:.3g}", place, (6, 0), textcoords="offset points", va="center", color=colour)
     axes.margins(x=0.15)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -52,7 +54,8 @@ def looks() -> Iterator[tuple[str, str]]:
 
 def apart(ends: Mapping[str, float], drawn: Sequence[float]) -> dict[str, float]:
     """Heights for the labels of curves' ends: beside them, and a line of text from one to the next."""
-    line, below, places = 0.06 * (max(drawn) - min(drawn)), -math.inf, {}
+    span = max(drawn) - min(drawn) or 0.1 * abs(max(drawn))  # what the axis shows of a constant
+    line, below, places = 0.07 * span, -math.inf, {}
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
         places[name] = below = max(end, below + line)
     return places
