@@ -1,5 +1,6 @@
 """Generation through the state contract: one token at a time, the same cost at every position."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -11,6 +12,8 @@ import numpy as np
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+
+STEPS = 8  # tokens that one program draws: more are faster, and seen later
 
 
 @dataclass(frozen=True)
@@ -107,23 +110,29 @@ class Reader:
 
 
 class Generator:
-    """A model ready to generate; compiles one block-wide prefill and one single-token step."""
+    """A model ready to generate; compiles one block-wide prefill, and one program of a few single-token steps."""
 
     def __init__(self, model: nn.Module, params, sampling: Sampling, banned: Sequence[int] = ()):
         self.model, self.params = model, params
         self._reader = Reader(model, params)
         banned_tokens = np.asarray(banned, np.int32)
 
-        def step(params, given, drawn, number, key, seen, state, start):
+        def step(params, key, carry, now):
+            drawn, seen, state = carry
+            given, number, start = now
             token = jnp.where(given < 0, drawn, given)
             rows = jnp.arange(len(token))
-            logits, state = model.apply({"params": params}, token[:, None], state, start)
+            logits, state = model.apply({"params": params}, token[:, None], state, start[:, None])
             logits = logits[:, 0].at[:, banned_tokens].set(-jnp.inf)
             seen = seen.at[rows, token].set(True)
             keys = jax.vmap(lambda row, number: jax.random.fold_in(jax.random.fold_in(key, row), number))(rows, number)
-            return sampling(logits, keys, seen), seen, state
+            drawn = sampling(logits, keys, seen)
+            return (drawn, seen, state), drawn
 
-        self._step: Callable = jax.jit(step, donate_argnums=(5, 6))
+        def steps(params, key, carry, columns):
+            return jax.lax.scan(functools.partial(step, params, key), carry, columns)
+
+        self._steps: Callable = jax.jit(steps, donate_argnums=2)
 
     def __call__(
         self, prompts: Sequence[Sequence[int]], tokens: int, seed: int = 0, state: Any = None
@@ -140,25 +149,29 @@ class Generator:
         lengths = np.array([len(prompt) for prompt in prompts])
         if not lengths.all():
             raise UserError("a prompt is empty: the model needs a first token to go on from")
-        # Each is known one step late: the device goes on while the host looks at it.
-        steps = self._steps(prompts, lengths, tokens, seed, state)
-        for (drawn, number), _ in pairwise(chain(steps, [None])):
-            if (number >= 0).any():
-                yield np.where((number >= 0) & (number < tokens), np.asarray(drawn), -1)
+        # Each program's tokens are fetched while the next one runs.
+        calls = self._calls(prompts, lengths, tokens, seed, state)
+        for (drawn, numbers), _ in pairwise(chain(calls, [None])):
+            for column, number in zip(np.asarray(drawn), numbers, strict=True):
+                new = (number >= 0) & (number < tokens)
+                if new.any():
+                    yield np.where(new, column, -1)
 
-    def _steps(self, prompts, lengths, tokens, seed, state) -> Iterator[tuple[jax.Array, np.ndarray]]:
-        """What each step draws [b], and how many new tokens each row had before; fewer than none in its prompt."""
+    def _calls(self, prompts, lengths, tokens, seed, state) -> Iterator[tuple[jax.Array, np.ndarray]]:
+        """What each program draws [steps b], and how many new tokens a row had before each; below 0 in its prompt."""
         rows, longest = len(prompts), int(lengths.max())
-        given = np.full((rows, longest + tokens), -1, np.int32)  # -1: what the step before has drawn
+        given = np.full((longest + tokens + STEPS, rows), -1, np.int32)  # -1: what the step before has drawn
         seen = np.zeros((rows, self.model.vocabulary_size), bool)
         for row, prompt in enumerate(prompts):
-            given[row, : len(prompt)] = prompt
+            given[: len(prompt), row] = prompt
             seen[row, prompt] = True
         starts, whole = state is None, self._reader.whole_blocks(int(lengths.min()))
-        state = self._reader(given[:, :whole], self.model.block, self._reader.begin(rows, state), starts)
-        begin = (np.zeros(rows, np.int32), jax.random.key(seed), seen)
-        drawn, key, seen = jax.device_put(begin, self._reader.device)
-        for at in range(whole, longest + tokens - 1):
-            number, start = at + 1 - lengths, np.full((rows, 1), starts and at == 0)
-            drawn, seen, state = self._step(self.params, given[:, at], drawn, number, key, seen, state, start)
-            yield drawn, number
+        state = self._reader(given[:whole].T, self.model.block, self._reader.begin(rows, state), starts)
+        begin = (np.zeros(rows, np.int32), seen)
+        key, *begin = jax.device_put((jax.random.key(seed), *begin), self._reader.device)
+        carry = (*begin, state)
+        for at in range(whole, longest + tokens - 1, STEPS):
+            here = np.arange(at, at + STEPS)[:, None]
+            numbers, start = here + 1 - lengths, np.broadcast_to(starts & (here == 0), (STEPS, rows))
+            carry, drawn = self._steps(self.params, key, carry, (given[at : at + STEPS], numbers, start))
+            yield drawn, numbers

@@ -95,7 +95,7 @@ def test_generation_compiles_once_and_keeps_its_state_size(drawing):
     """Constant time and memory per token: one program for every position, far beyond window x layers."""
 
     def compiled():
-        return drawing._step._cache_size(), drawing._reader._read._cache_size()
+        return drawing._steps._cache_size(), drawing._reader._read._cache_size()
 
     list(drawing([LONG], tokens=1))
     before = compiled()
