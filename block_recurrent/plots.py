@@ -1,27 +1,48 @@
-"""Pictures of curves, drawn without a display: files, or SVG to be put into a page."""
+"""Pictures of curves, drawn without a display: written to a file where one is given, and returned to be looked at,
+or as SVG to be put into a page.
 
+plots.readable()                                                     # in a notebook, once
+plots.draw(None, "a run", {"bits per token": {"training": (steps, bits)}})
+"""
+
+import html
 import io
 import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Curve = tuple[Sequence[float], Sequence[float]]  # what goes along x, what goes up
 Figures = Mapping[str, tuple[float, Sequence[float] | None]]  # values by name, with their intervals where they have one
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by every eye
 MOST_LABELLED = 8  # curves of a panel
+PAPER, INK = "#f7f7f7", "#262626"
 
 
-def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_label: str = "step") -> None:
+def readable() -> None:
+    """Gives all pictures from here on a paper of their own: they are read alike on a light page and on a dark one."""
+    import matplotlib
+
+    for name in ("figure.facecolor", "axes.facecolor"):
+        matplotlib.rcParams[name] = PAPER
+    for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"):
+        matplotlib.rcParams[name] = INK
+    matplotlib.rcParams["figure.dpi"] = 110
+
+
+def draw(file: Path | None, title: str, panels: Mapping[str, Mapping[str, Curve]], x_label: str = "step") -> "Figure":
     """Draws panels side by side, each with its label and its named curves, every curve's last value beside its end."""
-    pyplot = without_display()
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     size = (7, 4) if len(panels) == 1 else (4.2 * columns, 2.9 * rows)
-    figure, grid = pyplot.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    figure, grid = new_figure(size, rows, columns)
     figure.suptitle(plain(title))
     for axes in grid.flat[len(panels) :]:
         axes.axis("off")
@@ -30,7 +51,8 @@ def draw(file: Path, title: str, panels: Mapping[str, Mapping[str, Curve]], x_la
         if len(curves) > 1:
             axes.legend(frameon=False)
         axes.set(xlabel=plain(x_label), ylabel=plain(label))
-    save(figure, file)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return saved(figure, file)
 
 
 def plot_curves(axes, curves: Mapping[str, Curve]) -> None:
@@ -41,7 +63,8 @@ def plot_curves(axes, curves: Mapping[str, Curve]) -> None:
         axes.plot(along, up, line, color=colour, marker=marker, markersize=4, label=plain(name))
         if len(curves) <= MOST_LABELLED:
             place = (along[-1], places[name])
-            axes.annotate(f"{up[-1]:.3g}", place, (6, 0), textcoords="offset points", va="center", color=colour)
+            beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
+            axes.annotate(f"{up[-1]:.3g}", place, color=colour, **beside)
     axes.margins(x=0.15)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -61,14 +84,13 @@ def apart(ends: Mapping[str, float], drawn: Sequence[float]) -> dict[str, float]
     return places
 
 
-def draw_intervals(file: Path, title: str, values: Figures, label: str) -> None:
+def draw_intervals(file: Path | None, title: str, values: Figures, label: str) -> "Figure":
     """A point for each name, the first on top, with a line over its interval where it has one."""
-    pyplot = without_display()
-    figure, axes = pyplot.subplots(figsize=(7, 1.4 + 0.4 * len(values)), layout="constrained")
+    figure, ((axes,),) = new_figure((7, 1.4 + 0.4 * len(values)))
     plot_intervals(axes, {"": values})
     axes.set(xlabel=plain(label))
     axes.set_title(plain(title))
-    save(figure, file)
+    return saved(figure, file)
 
 
 def plot_intervals(axes, groups: Mapping[str, Figures]) -> None:
@@ -98,9 +120,8 @@ def curves_svg(
 
     A curve whose name is empty is not in the legend.
     """
-    pyplot = without_display()
     legend_rows = sum(map(bool, curves))
-    figure, axes = pyplot.subplots(figsize=(5, 2.9 + 0.2 * legend_rows), layout="constrained")
+    figure, ((axes,),) = new_figure((5, 2.9 + 0.2 * legend_rows))
     plot_curves(axes, curves)
     for line, name in zip(axes.get_lines(), curves, strict=True):
         if bands and name in bands:
@@ -121,9 +142,8 @@ def double(axes, values: Sequence[float]) -> None:
 
 def intervals_svg(groups: Mapping[str, Figures], label: str) -> str:
     """Points with their intervals as SVG."""
-    pyplot = without_display()
     lines = sum(map(len, groups.values())) + sum(map(bool, groups))
-    figure, axes = pyplot.subplots(figsize=(5, 1.2 + 0.35 * lines), layout="constrained")
+    figure, ((axes,),) = new_figure((5, 1.2 + 0.35 * lines))
     plot_intervals(axes, groups)
     axes.set(xlabel=plain(label))
     axes.margins(x=0.15)
@@ -139,7 +159,6 @@ def svg(figure, legend: bool) -> str:
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(drawn, format="svg", transparent=True)
-    matplotlib.pyplot.close(figure)
     root = ElementTree.fromstring(drawn.getvalue())
     used = set(re.findall(r"#(\w+)", drawn.getvalue()))
     for element in root.iter():
@@ -160,42 +179,66 @@ def local_name(name: str) -> str:
     return name.rpartition("}")[2]
 
 
-def curves_from_each(file: Path, words: Sequence[str], values, title: str, label: str) -> None:
+def curves_from_each(file: Path | None, words: Sequence[str], values, title: str, label: str) -> "Figure":
     """One curve [s, t >= s] for each word, from its place on, the words along x."""
-    pyplot = without_display()
+    import matplotlib
+
     n = len(words)
-    figure, axes = pyplot.subplots(figsize=(max(7, 0.28 * n + 2), 4.5), layout="constrained")
-    colours = pyplot.get_cmap("viridis")
+    figure, ((axes,),) = new_figure((max(7, 0.28 * n + 2), 4.5))
+    colours = matplotlib.colormaps["viridis"]
     for s in range(n):
-        axes.plot(range(s, n), values[s][s:], color=colours(s / max(n - 1, 1)), marker="o", markersize=2, linewidth=1.2)
-    axes.set(title=title, ylabel=label, ylim=(0, None))
+        axes.plot(
+            range(s, n), values[s][s:], color=colours(0.85 * s / max(n - 1, 1)), marker="o", markersize=2, linewidth=1.2
+        )
+    axes.set(title=title, xlabel="token", ylabel=label, ylim=(0, None))
     axes.set_xticks(range(n), [shown(word) for word in words], rotation=90)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
-    save(figure, file)
+    return saved(figure, file)
 
 
-def heat_map(file: Path, words: Sequence[str], values, title: str, label: str) -> None:
+def heat_map(file: Path | None, words: Sequence[str], values, title: str, label: str, unit: str) -> "Figure":
     """Values [n d] as colours around zero, one row for each word."""
-    pyplot = without_display()
     n, d = values.shape
-    figure, axes = pyplot.subplots(figsize=(min(12, 3 + 0.03 * d), max(3, 0.16 * n + 1)), layout="constrained")
+    figure, ((axes,),) = new_figure((min(12, 4 + 0.03 * d), max(3, 0.16 * n + 1)))
     limit = abs(values).max()
     picture = axes.imshow(values, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-    axes.set(title=title, xlabel=label)
+    axes.set(title=title, xlabel=label, ylabel="token")
     axes.set_yticks(range(n), [shown(word) for word in words], fontsize=7)
-    figure.colorbar(picture, ax=axes, shrink=0.8)
-    save(figure, file)
+    figure.colorbar(picture, ax=axes, shrink=0.8, label=unit)
+    return saved(figure, file)
 
 
-def histogram(file: Path, title: str, values: Mapping[str, Sequence[float]], label: str) -> None:
+def heat_maps(
+    file: Path | None, title: str, panels: Mapping, x_label: str, y_label: str, unit: str, first: int = 0
+) -> "Figure":
+    """Named values [y x] as colours of one scale, side by side; what goes along x is counted from `first`."""
+    low = min(float(values.min()) for values in panels.values())
+    high = max(float(values.max()) for values in panels.values())
+    columns = min(len(panels), 4)
+    rows = -(-len(panels) // columns)
+    figure, grid = new_figure((1.5 + max(2.6 * columns, 5.5), 0.6 + max(2.6 * rows, 3)), rows, columns)
+    figure.suptitle(title)
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes, (name, values) in zip(grid.flat, panels.items(), strict=False):
+        n, m = values.shape
+        borders = (first - 0.5, first + m - 0.5, n - 0.5, -0.5)
+        picture = axes.imshow(values, aspect="auto", vmin=low, vmax=high, interpolation="nearest", extent=borders)
+        axes.set_title(name, fontsize=10)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True, nbins=5)
+    figure.supxlabel(x_label, fontsize=10)
+    figure.supylabel(y_label, fontsize=10)
+    figure.colorbar(picture, ax=grid, label=unit)
+    return saved(figure, file)
+
+
+def histogram(file: Path | None, title: str, values: Mapping[str, Sequence[float]], label: str) -> "Figure":
     """How many values of each name fall where, on a logarithmic axis, one panel each."""
     import numpy as np
 
-    pyplot = without_display()
-    figure, grid = pyplot.subplots(
-        len(values), 1, figsize=(7, 1 + 1.7 * len(values)), layout="constrained", squeeze=False, sharex=True
-    )
+    figure, grid = new_figure((7, 1 + 1.7 * len(values)), len(values), sharex=True)
     figure.suptitle(plain(title))
     low = max(min(min(numbers) for numbers in values.values()), 1)
     high = max(max(max(numbers) for numbers in values.values()), low + 1)
@@ -210,7 +253,7 @@ def histogram(file: Path, title: str, values: Mapping[str, Sequence[float]], lab
         axes.set(xscale="log", ylabel=f"{name} ({len(numbers):,})")
         axes.spines[["top", "right"]].set_visible(False)
     grid.flat[-1].set(xlabel=label)
-    save(figure, file)
+    return saved(figure, file)
 
 
 def shown(word: str) -> str:
@@ -223,19 +266,31 @@ def plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text).replace("$", r"\$")
 
 
-def without_display():
-    import matplotlib
+def coloured_text(words: Sequence[str], values: Sequence[float], unit: str) -> str:
+    """HTML of a text, the colour of each word as strong as its value is high; pointed at, a word tells its value."""
+    known = [value for value in values if not math.isnan(value)] or [0.0]
+    low, high = min(known), max(known)
+    spans = []
+    for word, value in zip(words, values, strict=True):
+        strength = 0 if math.isnan(value) else 0.85 * (value - low) / ((high - low) or 1)
+        text = html.escape(word).replace("\n", "\u21b5\n")
+        colour = f"background: rgba(230, 159, 0, {strength:.2f})"
+        spans.append(f'<span style="{colour}" title="{value:.3g} {unit}">{text}</span>')
+    page = f"background: {PAPER}; color: {INK}; padding: 0.8em; white-space: pre-wrap"
+    return f'<pre style="{page}">{"".join(spans)}</pre>no colour: {low:.3g} {unit}; strongest: {high:.3g}'
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    return pyplot
+def new_figure(size: tuple[float, float], rows: int = 1, columns: int = 1, **how):
+    """A figure that no display and no notebook knows of, and its axes [rows columns]."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **how)
 
 
-def save(figure, file: Path) -> None:
-    from matplotlib import pyplot
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as stream:  # a bucket's too
-        figure.savefig(stream, dpi=120)
-    pyplot.close(figure)
+def saved(figure: "Figure", file: Path | None) -> "Figure":
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as stream:  # a bucket's too
+            figure.savefig(stream, dpi=120)
+    return figure

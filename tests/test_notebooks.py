@@ -1,26 +1,71 @@
-"""Every notebook runs from top to bottom on a run made on the spot."""
+"""Every notebook runs from top to bottom on small runs made on the spot, and shows what it promises."""
 
+import base64
+import io
 from pathlib import Path
 
+import matplotlib.image
 import nbclient
 import nbformat
 import pytest
 
+import block_recurrent
 from block_recurrent import train
-from tests.training.test_runs import arguments
+from block_recurrent.comparison import Contender, Run, write
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SHOWN = {  # how many pictures, and parts of the text
+    "compare": (5, ["128 tokens of corpus", "| recurrences |", "recurrences, step 4 less block_recurrent, step 4:"]),
+    "evaluate": (4, ["WINDOW = 8", "5 documents", "blocks of 64 tokens", "step 4 less step 2:"]),
+    "generate": (1, ["4 beams", "2,400 bytes read", "put away and taken up: 4,000 tokens; at once: 4,000"]),
+    "inside_the_state": (10, ["layer 1: gate_kept [16, 4, 16]", "of the attention"]),
+}
+
+
+@pytest.fixture(scope="module")
+def places(corpus, tmp_path_factory):
+    """A run with state vectors, one of elementwise recurrences, and the two compared, as the notebooks' settings."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs, scores = {name: folder / name for name in ("block_recurrent", "recurrences")}, {}
+    for name, workdir in runs.items():
+        config = str(ROOT / "tests" / f"tiny_{name}.gin")
+        train.main([f"--gin_file={config}", f"--workdir={workdir}", f"--gin.STORE='{corpus.folder}'", "--gin.STEPS=4"])
+        run = Run(Contender(name, config, 64, 4), 0, workdir, ())
+        scores[run] = block_recurrent.open(workdir).evaluate().to_json()
+    about = {"tokens": 128, "store": corpus.folder, "split": "test", "bindings": [], "missing": []}
+    cost = {"parameters": 1000, "model_flops_per_token": 6000, "hardware_flops_per_token": 8000}
+    (folder / "comparison").mkdir()
+    write(folder / "comparison", about, scores, {run.contender: cost for run in scores})
+    return {
+        "BR_WORKDIR": str(runs["block_recurrent"]),
+        "BR_RECURRENCES": str(runs["recurrences"]),
+        "BR_COMPARISON": str(folder / "comparison"),
+        "BR_RUNS": ":".join(map(str, runs.values())),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def executed(file: Path, settings: dict[str, str], monkeypatch) -> tuple[list[bytes], str]:
+    """A notebook's pictures and its text."""
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    notebook = nbformat.read(file, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "notebooks are kept without outputs"
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(file.parent)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output["text"] for output in outputs if output.get("name") == "stderr"]
+    shown = [output["data"] for output in outputs if "data" in output]
+    texts = [data.get("text/markdown", data.get("text/html", "")) for data in shown]
+    pictures = [base64.b64decode(data["image/png"]) for data in shown if "image/png" in data]
+    return pictures, "\n".join([*(output.get("text", "") for output in outputs), *texts])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=[file.stem for file in NOTEBOOKS])
-def test_notebook_runs(file, corpus, tmp_path, monkeypatch):
-    train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=4"))
-    monkeypatch.setenv("BR_WORKDIR", str(tmp_path / "run"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(file, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "notebooks are kept without outputs"
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(file.parent)}}).execute()
-    kinds = {kind for cell in notebook.cells for output in cell.get("outputs", []) for kind in output.get("data", {})}
-    assert "image/png" in kinds
+def test_notebook_runs(file, places, monkeypatch):
+    pictures, text = executed(file, places, monkeypatch)
+    count, parts = SHOWN[file.stem]
+    assert len(pictures) == count
+    assert all(matplotlib.image.imread(io.BytesIO(picture)).std() > 0.05 for picture in pictures)
+    assert [part for part in parts if part not in text] == []

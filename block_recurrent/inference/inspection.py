@@ -3,11 +3,14 @@
 shown = inside(model, params, tokens)          # {"layers_0/forget_gate": [n d], ...}
 decay_curves(file, words, memory_decay(shown["layers_0/input_gate"], shown["layers_0/forget_gate"]))
 carry_map(file, words, shown["layers_1/carry"])
+layer_by_layer(model, shown)                   # {"layer 0": {"forget_gate": [n d], ...}, "layer 1": ...}
+
+A figure is returned, and written where a file is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -15,6 +18,9 @@ from flax import linen as nn
 
 from block_recurrent.layers.inspection import COLLECTION
 from block_recurrent.plots import curves_from_each, heat_map
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def inside(model: nn.Module, params: Any, tokens: Sequence[int]) -> dict[str, np.ndarray]:
@@ -60,6 +66,17 @@ def layer_number(name: str) -> int:
     return int(name.partition("/")[0].rpartition("_")[2])
 
 
+def layer_by_layer(model: nn.Module, shown: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    """The same for each layer alone, from the bottom: runs of equal layers are taken apart."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for number, depth in enumerate(model.stack.depths):
+        first = sum(model.stack.depths[:number])
+        own = {name.partition("/")[2]: array for name, array in shown.items() if layer_number(name) == number}
+        for i in range(depth if own else 0):
+            found[f"layer {first + i}"] = {what: array[i] if depth > 1 else array for what, array in own.items()}
+    return found
+
+
 def memory_decay(input_gate: np.ndarray, forget_gate: np.ndarray) -> np.ndarray:
     """How much of token s is left in the state after token t >= s, [s t], the mean over channels (LRN paper, eq. 5).
 
@@ -76,11 +93,13 @@ def memory_decay(input_gate: np.ndarray, forget_gate: np.ndarray) -> np.ndarray:
     return left
 
 
-def decay_curves(file: Path, words: Sequence[str], decay: np.ndarray) -> None:
+def decay_curves(file: Path | None, words: Sequence[str], decay: np.ndarray, of: str = "the layer") -> "Figure":
     """Figure 1 of the LRN paper: one curve for each token's memory, along the text."""
-    curves_from_each(file, words, decay, "how much of each token is left in the state", "mean of its gates' product")
+    title = f"how much of each token is left in the state of {of}"
+    return curves_from_each(file, words, decay, title, "mean of its gates' product, 0 to 1")
 
 
-def carry_map(file: Path, words: Sequence[str], carry: np.ndarray) -> None:
+def carry_map(file: Path | None, words: Sequence[str], carry: np.ndarray, of: str = "the layer") -> "Figure":
     """Figure 3 of the QRNN paper: the carries [n d], tokens downwards, channels across, ordered by their last value."""
-    heat_map(file, words, carry[:, np.argsort(carry[-1])], "carries of the layer", "channel")
+    ordered = carry[:, np.argsort(carry[-1])]
+    return heat_map(file, words, ordered, f"carries of {of}", "channel, by its last value", "carry")
