@@ -8,7 +8,7 @@ BEAM_READY := $(BEAM)/.installed
 PLAN_READY := $(VENV)/.installed-plan
 BROWSER_READY := $(VENV)/.browser
 
-.PHONY: quickstart recall plan-paper test lint format clean
+.PHONY: quickstart notebooks recall plan-paper test lint format clean
 
 quickstart: $(READY)
 	@$(RUN) -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
@@ -16,6 +16,17 @@ quickstart: $(READY)
 	@$(RUN) -m block_recurrent.evaluate runs/quickstart --split=test
 	@$(RUN) -m block_recurrent.generate runs/quickstart --prompt='def ' --tokens=400 --temperature=0.7
 	@$(RUN) -m block_recurrent.report runs/quickstart
+
+# The quickstart's run, if it is not there yet, and two small recurrences compared, through every notebook.
+notebooks: $(READY)
+	@$(RUN) -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
+	@$(RUN) -m block_recurrent.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
+	@$(RUN) -m block_recurrent.compare configs/side_by_side/sru.gin configs/side_by_side/lrn.gin --task=python_stdlib \
+	  --tokens=307200 --output=runs/notebooks/comparison
+	@BR_COMPARISON=../runs/notebooks/comparison BR_RECURRENCES=../runs/notebooks/comparison/lrn-seed0 \
+	  BR_RUNS=../runs/notebooks/comparison/sru-seed0:../runs/notebooks/comparison/lrn-seed0 \
+	  $(VENV)/bin/jupyter-execute --output='../runs/notebooks/{notebook_name}.ipynb' notebooks/*.ipynb
+	@echo 'Executed: runs/notebooks/*.ipynb'
 
 recall: $(READY)
 	@$(RUN) -m benchmarks.recall --output=runs/recall
