@@ -1,12 +1,14 @@
 """Gates and carries of a model over a text, and the papers' figures of them."""
 
+from types import SimpleNamespace
+
 import jax
 import matplotlib.image
 import numpy as np
 import pytest
 from flax import linen as nn
 
-from block_recurrent.inference.inspection import carry_map, decay_curves, inside, memory_decay
+from block_recurrent.inference.inspection import carry_map, decay_curves, inside, layer_by_layer, memory_decay
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
 from models.lrn import LRNLayer
@@ -53,3 +55,14 @@ def test_the_figures_are_drawn(shown, tmp_path):
     carry_map(tmp_path / "map.png", TEXT, shown["layers_1/carry"][-1])
     for name in ("decay", "map"):
         assert matplotlib.image.imread(tmp_path / f"{name}.png").std() > 0.05
+
+
+def test_runs_of_equal_layers_are_taken_apart(shown):
+    model = SimpleNamespace(stack=SimpleNamespace(depths=(1, 2)))
+    layers = layer_by_layer(model, shown)
+    assert {name: set(own) for name, own in layers.items()} == {
+        "layer 0": {"input_gate", "forget_gate"},
+        "layer 1": {"carry", "forget_gate"},
+        "layer 2": {"carry", "forget_gate"},
+    }
+    np.testing.assert_array_equal(layers["layer 2"]["carry"], shown["layers_1/carry"][1])
