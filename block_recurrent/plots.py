@@ -51,7 +51,7 @@ def draw(file: Path | None, title: str, panels: Mapping[str, Mapping[str, Curve]
         if len(curves) > 1:
             axes.legend(frameon=False)
         axes.set(xlabel=plain(x_label), ylabel=plain(label))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
     return saved(figure, file)
 
 
