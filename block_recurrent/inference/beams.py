@@ -31,8 +31,8 @@ class BeamSearch:
             raise UserError(f"beams {beams} keeps no text: give 1 or more")
         if not length_penalty >= 0:
             raise UserError(f"length_penalty {length_penalty} is negative: 0 compares whole texts, 1 their mean token")
-        self.model, self.params, self.beams = model, params, beams
-        self._reader = Reader(model, params)
+        self.beams, self._reader = beams, Reader(model, params)
+        model = self._reader.model
         banned_tokens = np.asarray(banned, np.int32)
 
         def step(params, token, total, length, finished, state, start):
@@ -69,7 +69,7 @@ class BeamSearch:
         state = self._read(prompt, state)
         for number in range(1, tokens + 1):
             length = np.where(over, [len(text) for text in texts], number).astype(np.float32)
-            *chosen, state = self._step(self.params, token, total, length, over, state, start)
+            *chosen, state = self._step(self._reader.params, token, total, length, over, state, start)
             order, token, total = map(np.asarray, chosen)
             texts = [texts[i] if over[i] else [*texts[i], int(new)] for i, new in zip(order, token, strict=True)]
             over = np.array([over[i] or finished(text) for i, text in zip(order, texts, strict=True)])
@@ -82,7 +82,7 @@ class BeamSearch:
         """The state of all beams before the prompt's last token."""
         read, starts, row = self._reader, state is None, np.asarray(prompt, np.int32)[None]
         whole = read.whole_blocks(len(prompt))
-        state = read(row[:, :whole], self.model.block, read.begin(1, state), starts)
+        state = read(row[:, :whole], read.model.block, read.begin(1, state), starts)
         state = read(row[:, whole:-1], 1, state, starts and whole == 0)
         return jax.tree.map(lambda a: jnp.repeat(a, self.beams, axis=0), state)
 

@@ -12,6 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers.stack import unrolled, unstacked_params, unstacked_state
 
 STEPS = 8  # tokens that one program draws: more are faster, and seen later
 
@@ -72,10 +73,15 @@ class Sampling:
 
 
 class Reader:
-    """Takes the state of a model through the tokens of prompts, without their logits."""
+    """Takes the state of a model through the tokens of prompts, without their logits.
+
+    Its own model and parameters have every layer apart: one token's step would copy each out of a stack.
+    """
 
     def __init__(self, model: nn.Module, params):
-        self.model, self.params = model, params
+        self.stack = model.stack  # as states come
+        self.model = model = model.clone(stack=unrolled(self.stack))
+        self.params = {**params, "stack": unstacked_params(self.stack, params["stack"])}
 
         def read(params, tokens, state, start):
             return model.apply({"params": params}, tokens, state, start, method="features")[1]
@@ -94,7 +100,8 @@ class Reader:
         given = jax.tree.leaves(state)[0].shape[0]
         if given not in (1, rows):
             raise UserError(f"a state of {given} rows cannot go on with {rows} prompts: give one row, or one for each")
-        return jax.device_put(jax.tree.map(lambda a: jnp.take(a, np.arange(rows) % given, axis=0), state), self.device)
+        copied = jax.tree.map(lambda a: jnp.take(a, np.arange(rows) % given, axis=0), state)
+        return jax.device_put(unstacked_state(self.stack, copied), self.device)
 
     def __call__(self, tokens: np.ndarray, piece: int, state: Any, starts: bool) -> Any:
         """The state after tokens [b n], read `piece` at a time; `starts` if the first of them start documents."""
@@ -113,8 +120,8 @@ class Generator:
     """A model ready to generate; compiles one block-wide prefill, and one program of a few single-token steps."""
 
     def __init__(self, model: nn.Module, params, sampling: Sampling, banned: Sequence[int] = ()):
-        self.model, self.params = model, params
         self._reader = Reader(model, params)
+        self.model = model = self._reader.model
         banned_tokens = np.asarray(banned, np.int32)
 
         def step(params, key, carry, now):
@@ -173,5 +180,5 @@ class Generator:
         for at in range(whole, longest + tokens - 1, STEPS):
             here = np.arange(at, at + STEPS)[:, None]
             numbers, start = here + 1 - lengths, np.broadcast_to(starts & (here == 0), (STEPS, rows))
-            carry, drawn = self._steps(self.params, key, carry, (given[at : at + STEPS], numbers, start))
+            carry, drawn = self._steps(self._reader.params, key, carry, (given[at : at + STEPS], numbers, start))
             yield drawn, numbers

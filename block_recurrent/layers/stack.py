@@ -130,7 +130,6 @@ class Stack(nn.Module):
                     in_axes=(1, *[nn.broadcast] * len(shown)),
                     out_axes=1,
                     length=depth,
-                    unroll=depth if x.shape[1] == 1 else 1,  # a loop would be a quarter of a token's time
                     metadata_params={nn.PARTITION_NAME: "layers"},
                 )
                 x, layer_state = over_depth(layer, x, layer_state, *shown)
@@ -138,3 +137,26 @@ class Stack(nn.Module):
                 x, layer_state = run(layer, x, layer_state, *shown)
             next_state.append(layer_state)
         return x, tuple(next_state)
+
+
+def unrolled(stack: Stack) -> Stack:
+    """The same stack with every layer on its own; `unstacked_params` and `unstacked_state` are for it."""
+    layers = tuple(layer for layer, depth in zip(stack.layers, stack.depths, strict=True) for _ in range(depth))
+    return stack.clone(layers=layers, depths=(1,) * len(layers))
+
+
+def unstacked_params(stack: Stack, params: Mapping[str, Any]) -> dict[str, Any]:
+    """A stack's parameters, of which runs of equal layers share arrays, layer by layer."""
+    apart: list[Any] = []
+    for i, depth in enumerate(stack.depths):
+        run = params[f"layers_{i}"]
+        apart += [run] if depth == 1 else [jax.tree.map(lambda a, at=at: a[at], run) for at in range(depth)]
+    return {f"layers_{i}": layer for i, layer in enumerate(apart)}
+
+
+def unstacked_state(stack: Stack, state: tuple) -> tuple:
+    """A stack's state, layer by layer."""
+    apart: list[Any] = []
+    for depth, run in zip(stack.depths, state, strict=True):
+        apart += [run] if depth == 1 else [jax.tree.map(lambda a, at=at: a[:, at], run) for at in range(depth)]
+    return tuple(apart)
