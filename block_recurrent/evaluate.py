@@ -8,6 +8,7 @@ python -m block_recurrent.evaluate runs/srupp --gin.CONTEXT=3072     # a longer 
 
 import json
 import re
+import sys
 
 from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.errors import UserError, run_command
@@ -84,8 +85,9 @@ def main(arguments: list[str]) -> None:
     file.write_text(json.dumps(about, indent=2) + "\n")
 
     title = f"{options.workdir} at step {run.step:,} on {what}{''.join(f', {change}' for change in changes)}"
+    console = Console(width=None if sys.stdout.isatty() else 100)
     for table in tables(title, about, of_words=run.vocabulary.kind == "words"):
-        Console().print(table)
+        console.print(table)
     print(f"written to {file}")
 
 
@@ -129,7 +131,7 @@ def tables(title: str, found: dict, of_words: bool) -> list:
 
 
 def interval(bounds: list[float] | None) -> str:
-    return "-" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
+    return "-" if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
 
 
 if __name__ == "__main__":

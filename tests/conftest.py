@@ -7,7 +7,8 @@ import tempfile
 
 # Before jax is imported. Tests run what they compile once or twice: cheap code generation is faster overall.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+QUICKLY = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{flag}" for flag in QUICKLY))
 
 # Whole runs compile the same step again and again, in this process and in those that tests start.
 COMPILED = tempfile.mkdtemp(prefix="block_recurrent_compiled_")
