@@ -122,16 +122,20 @@ def tables(title: str, found: dict, of_words: bool) -> list:
                 f"{row['blocks']:,} ({row['tokens']:,} tokens)",
                 f"{row['bits_per_token']:.4f}",
                 f"{row['gain']:.4f}",
-                interval(row["gain_interval"]),
+                *(
+                    [f"{row['gain_beyond_one']:.4f}", interval(row["gain_beyond_one_interval"])]
+                    if row["blocks"]
+                    else []
+                ),
             ]
             for row in found["history"]
         ]
-        made.append(table("", ["blocks of history", "bits per token", "less than with none", "95 %"], rows))
+        made.append(table("", ["blocks of history", "bits per token", "less than none", "less than one", "95 %"], rows))
     return made
 
 
 def interval(bounds: list[float] | None) -> str:
-    return "-" if bounds is None else f"{bounds[0]:.3f} to {bounds[1]:.3f}"
+    return "-" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
 
 
 if __name__ == "__main__":

@@ -33,19 +33,28 @@ class HistoryCurve:
     def bits_per_token(self) -> np.ndarray:
         return bits(self.nats.mean(axis=0)) / self.block
 
-    def gains(self) -> list[tuple[float, Interval]]:
-        """How many bits per token each length saves against none, and the interval of that, over documents."""
+    def gains(self, since: int = 0) -> list[tuple[float, Interval]]:
+        """How many bits per token each length saves against `since` blocks, and the interval of that over documents."""
         _, document = np.unique(self.documents, return_inverse=True)
-        saved = self.nats[:, :1] - self.nats
+        first = self.blocks.index(since)
+        saved = self.nats[:, first, None] - self.nats
         tokens = np.bincount(document) * self.block
         by_document = [np.bincount(document, saved[:, i]) for i in range(len(self.blocks))]
         return [(float(bits(nats.sum()) / tokens.sum()), interval_of(nats, tokens)) for nats in by_document]
 
     def to_json(self) -> list[dict]:
-        figures = zip(self.blocks, self.bits_per_token, self.gains(), strict=True)
+        figures = zip(self.blocks, self.bits_per_token, self.gains(), self.gains(since=1), strict=True)
         return [
-            {"blocks": n, "tokens": n * self.block, "bits_per_token": float(b), "gain": gain, "gain_interval": interval}
-            for n, b, (gain, interval) in figures
+            {
+                "blocks": blocks,
+                "tokens": blocks * self.block,
+                "bits_per_token": float(bits_per_token),
+                "gain": gain,
+                "gain_interval": interval,
+                "gain_beyond_one": beyond if blocks else None,
+                "gain_beyond_one_interval": beyond_interval if blocks else None,
+            }
+            for blocks, bits_per_token, (gain, interval), (beyond, beyond_interval) in figures
         ]
 
 
