@@ -12,8 +12,7 @@ from etils import epath
 from block_recurrent.config import CONFIG
 from block_recurrent.data.files import absolute
 from block_recurrent.errors import UserError, first_line
-from block_recurrent.generate import is_text
-from block_recurrent.inference.generation import Generator, Sampling
+from block_recurrent.inference.generation import Sampling
 from block_recurrent.inference.run import METRICS, Run, open_run, read_about, read_metrics
 
 TEMPERATURE = 0.8
@@ -178,9 +177,7 @@ def samples_of(workdir: epath.Path, trust: Sequence[str]) -> Samples:
     try:
         run = open_run(workdir, trust)
         about, prompts = beginnings(run)
-        silent = [token for token in range(run.model.vocabulary_size) if not is_text(run.vocabulary, token)]
-        generator = Generator(run.model, run.params, Sampling(TEMPERATURE), silent)
-        drawn = np.stack(list(generator(prompts, TOKENS)), axis=1)
+        drawn = np.stack(list(run.generator(Sampling(TEMPERATURE))(prompts, TOKENS)), axis=1)
         decode = run.vocabulary.decode
     except UserError as error:
         return Samples(f"There are no samples: {first_line(error)}.")
