@@ -189,8 +189,6 @@ def load_config(workdir: epath.Path, also_trust: Iterable[str] = (), bindings: I
     NAME=VALUE bindings are set over it.
     """
     file = workdir / CONFIG
-    if not file.is_file():
-        raise UserError(f"{workdir} is not a run: it has no {CONFIG}; give the --workdir of a training run")
     text = file.read_text()
     trusted = (*TRUSTED, *(f"{package}." for package in also_trust))
     for statement in explained(lambda: list(config_parser.ConfigParser(text, Inert()))):

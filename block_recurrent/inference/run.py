@@ -18,7 +18,7 @@ from flax import linen as nn
 from block_recurrent.checkpoints import Checkpoints
 from block_recurrent.config import CONFIG, bindings_of, load_config
 from block_recurrent.data import files
-from block_recurrent.data.store import Mixture, Split, Store, contents, open_store, split_in_memory
+from block_recurrent.data.store import MANIFEST, Mixture, Split, Store, contents, open_store, split_in_memory
 from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
 from block_recurrent.errors import UserError
 from block_recurrent.inference.beams import BeamSearch
@@ -265,8 +265,32 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
     `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
     """
     workdir = run_folder(workdir)
+    if not (workdir / CONFIG).is_file():
+        raise UserError(f"{workdir} is not a run: {what_it_is(workdir)}")
     load_config(workdir, trust, bindings)
     return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
+
+
+def what_it_is(folder: epath.Path) -> str:
+    """What somebody has given who meant a run."""
+    if not folder.exists():
+        return "there is nothing of that name"
+    if not folder.is_dir():
+        return "it is a file; give the --workdir of a training run"
+    for parent in (folder.parent, folder.parent.parent):
+        if (parent / CONFIG).is_file():
+            return f"it is inside one, {parent}"
+    inside = {file.name for file in folder.iterdir()}
+    if MANIFEST in inside:
+        return "it is a prepared store, which runs are trained on"
+    if "comparison.json" in inside:
+        runs = sorted(name for name in inside if (folder / name / CONFIG).is_file())
+        return f"it is a comparison of runs; give one of them: {', '.join(runs)}"
+    if {"_METADATA", "_CHECKPOINT_METADATA"} & inside:
+        return f"it is an Orbax checkpoint without its run, which has a {CONFIG} beside its checkpoints"
+    if any(name.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt")) for name in inside):
+        return "it looks like a model of PyTorch; block_recurrent.convert reads those of the papers' authors"
+    return f"it has no {CONFIG}; give the --workdir of a training run"
 
 
 def read_metrics(file: epath.Path) -> list[dict]:

@@ -208,6 +208,29 @@ def test_a_folder_that_is_no_run_or_not_to_be_trusted(workdir, tmp_path, damage,
         open_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "it has no config.gin"),
+        ({"manifest.json": "{}"}, "it is a prepared store"),
+        ({"comparison.json": "{}", "a-seed0/config.gin": ""}, "it is a comparison of runs; give one of them: a-seed0"),
+        ({"_METADATA": "{}"}, "it is an Orbax checkpoint without its run"),
+        ({"model.safetensors": ""}, "it looks like a model of PyTorch"),
+        ({"../config.gin": ""}, "it is inside one"),
+    ],
+)
+def test_a_folder_of_something_else_is_called_what_it_is(tmp_path, files, message):
+    folder = tmp_path / "parent" / "given"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match=f"is not a run: {message}"):
+        block_recurrent.open(folder)
+    with pytest.raises(UserError, match="there is nothing of that name"):
+        block_recurrent.open(folder / "nowhere")
+
+
 def test_a_run_of_another_mesh_opens_here(workdir, tmp_path):
     """The mesh is not built where only the model is wanted."""
     text = (workdir / "config.gin").read_text()
