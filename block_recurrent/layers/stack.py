@@ -141,7 +141,8 @@ class Stack(nn.Module):
 
 def unrolled(stack: Stack) -> Stack:
     """The same stack with every layer on its own; `unstacked_params` and `unstacked_state` are for it."""
-    layers = tuple(layer for layer, depth in zip(stack.layers, stack.depths, strict=True) for _ in range(depth))
+    # Clones: one module in two places would share its parameters.
+    layers = tuple(layer.clone() for layer, depth in zip(stack.layers, stack.depths, strict=True) for _ in range(depth))
     return stack.clone(layers=layers, depths=(1,) * len(layers))
 
 

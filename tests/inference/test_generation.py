@@ -10,14 +10,14 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.inference.beams import BeamSearch, beam_search
-from block_recurrent.inference.generation import Generator, Reader, Sampling
+from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.stop_strings import UntilStop, ends_in_stop, texts_of
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
 from tests.laws.registry import recurrent, slide
 
 V = 17
-MODEL = LanguageModel(V, 12, stack([slide(window=4), recurrent()]))
+MODEL = LanguageModel(V, 12, stack([slide(window=4), slide(window=4), recurrent()]))
 SHORT, BLOCK, LONG = [3], [1, 5, 9, 2], [7, 1, 16, 0, 4, 11, 2, 8, 3, 13, 6]  # prompts around a block of 4
 
 
@@ -59,9 +59,14 @@ def logits_of(params, texts):
 
 @pytest.fixture(scope="module")
 def state_after(params):
-    """The state that texts of one length leave, read token by token."""
-    reader = Reader(MODEL, params)
-    return lambda *texts: reader(np.asarray(texts), 1, reader.begin(len(texts)), starts=True)
+    """The state that texts of one length leave."""
+
+    @jax.jit
+    def read(texts):
+        start = jnp.zeros(texts.shape, bool).at[:, 0].set(True)
+        return MODEL.apply({"params": params}, texts, MODEL.initial_state(len(texts)), start)[1]
+
+    return lambda *texts: read(np.asarray(texts))
 
 
 def test_greedy_generation_follows_the_model(params, greedy):
