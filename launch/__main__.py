@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> None:
             "or choose another name"
         )
     if job.slice:
-        job.tpus  # noqa: B018  a name that is no TPU slice is told before anything is written
+        _ = job.tpus  # a name that is no TPU slice is told before anything is written
     code = globals()[f"command_{options.command}"](jobs, cloud, job, options)
     if code:
         sys.exit(code)

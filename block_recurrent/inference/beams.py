@@ -85,18 +85,3 @@ class BeamSearch:
         state = read(row[:, :whole], read.model.block, read.begin(1, state), starts)
         state = read(row[:, whole:-1], 1, state, starts and whole == 0)
         return jax.tree.map(lambda a: jnp.repeat(a, self.beams, axis=0), state)
-
-
-def beam_search(
-    model: nn.Module,
-    params,
-    prompt: Sequence[int],
-    tokens: int,
-    beams: int,
-    length_penalty: float = 0.0,
-    banned: Sequence[int] = (),
-    finished: Callable[[Sequence[int]], bool] = never,
-    state: Any = None,
-) -> Found:
-    """One prompt's likeliest continuations; for many prompts a `BeamSearch` compiles once."""
-    return BeamSearch(model, params, beams, length_penalty, banned)(prompt, tokens, finished, state)

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.inference.beams import BeamSearch, beam_search
+from block_recurrent.inference.beams import BeamSearch
 from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.stop_strings import UntilStop, ends_in_stop, texts_of
 from block_recurrent.layers.language_model import LanguageModel
@@ -227,7 +227,7 @@ def test_beam_search_goes_on_from_a_state(params, wide_search, state_after):
 
 
 def test_one_beam_is_greedy(params, greedy):
-    ((found, _),) = beam_search(MODEL, params, LONG, tokens=12, beams=1)
+    ((found, _),) = BeamSearch(MODEL, params, beams=1)(LONG, tokens=12)
     assert found == continued(greedy, [LONG], tokens=12)[0]
 
 
