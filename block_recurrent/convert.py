@@ -3,7 +3,8 @@
 python -m block_recurrent.convert --package=sru --weights=model.pt --output=converted/sru
 python -m block_recurrent.convert --package=torchqrnn --weights=model.npz --prefix=rnn. --output=converted/qrnn
 
-Packages: sru (SRU and SRU++ of 3.0, SRU of 2.6), torchqrnn, lrn (cells lrn, atr and sru of the authors' repository).
+Packages: sru (SRU and SRU++ of 3.0, SRU of 2.6), torchqrnn, lrn (cells lrn, atr, sru, gru and lstm of the authors'
+repository), torch (torch.nn.LSTM, GRU and RNN), tcn and r_transformer (the blocks of their authors' repositories).
 Weights are a state dict saved by torch.save (needs torch, which runs no code from the file) or an .npz of its arrays.
 The output is an Orbax checkpoint of a tree {"layers_0": {...}, ...}: the parameters of
 stack(layers, scan_depth=False), with one printed line for each layer.
@@ -114,8 +115,20 @@ def qrnn_params(weights: Weights, output_gate: bool = True) -> Arrays:
 
 
 def lrn_params(weights: Weights, gates: int = 3) -> Arrays:
-    """A cell of the LRN authors' language model: lrn, atr or sru; or of lrn's form with another number of gates."""
+    """A cell of the LRN authors' language model; or one of lrn's form with another number of gates."""
+    if "_b" in weights:  # lstm, its gates in the order i, f, o, g
+        width = channels_of(weights, "_b", weights.left["_b"], 4)
+        order = [0, 1, 3, 2]
+        both = weights.gates("_W", width, torch_linear=False)[:, order]  # of the input and of the state
+        bias = weights.take("_b", 4 * width).reshape(4, width)[order]
+        return {"kernel": both[:-width], "carry_kernel": both[-width:], "bias": bias}
     bias = weights.take("_W_b", None)
+    if "_U" in weights and len(bias) == 2 * len(weights.left["_U_b"]):  # gru
+        width = len(bias) // 2
+        both = [weights.gates(name, width, torch_linear=False) for name in ("_W", "_U")]
+        both = np.concatenate(both, axis=1)  # [input+state gates channels]
+        bias = np.concatenate([bias.reshape(2, width), weights.take("_U_b", width)[None]])
+        return {"kernel": both[:-width], "carry_kernel": both[-width:], "bias": bias}
     if "_U" in weights:
         width = len(bias)
         return {
@@ -139,8 +152,73 @@ def lrn_params(weights: Weights, gates: int = 3) -> Arrays:
     return {"kernel": weights.gates("_W", width, torch_linear=False), "bias": bias.reshape(gates, width)}
 
 
+def torch_params(weights: Weights, prefix: str = "", suffix: str = "") -> Arrays:
+    """A layer of torch.nn.LSTM, GRU or RNN, both directions where there are two; of two biases that add up, the sum."""
+    width = weights.left[f"weight_hh{suffix}"].shape[-1]
+    into, inner = (weights.gates(f"weight_{kind}{suffix}", width) for kind in ("ih", "hh"))
+    gates = into.shape[1]
+    bias, own = (weights.take(f"bias_{kind}{suffix}", gates * width).reshape(gates, width) for kind in ("ih", "hh"))
+    params = {"kernel": into, "carry_kernel": inner, "bias": bias + own}
+    if gates == 3:  # GRU: the candidate's part of the state has a bias of its own
+        params |= {"bias": np.concatenate([bias[:2] + own[:2], bias[2:]]), "carry_bias": own[2]}
+    params = {f"{prefix}{name}": array for name, array in params.items()}
+    backwards = "_reverse"
+    return params | (torch_params(weights, "reverse_", backwards) if f"weight_ih{backwards}" in weights else {})
+
+
+def tcn_params(weights: Weights) -> Arrays:
+    """A TemporalBlock, whose convolutions have the token itself last."""
+    weights.left = {
+        name: array for name, array in weights.left.items() if not name.startswith("net.")
+    }  # the same again
+    params = {}
+    for name, conv in (("first", "conv1"), ("second", "conv2")):
+        direction = weights.take(f"{conv}.weight_v", None, None, None)
+        params |= {
+            f"{name}_kernel": direction.transpose(1, 2, 0)[:, ::-1],
+            f"{name}_gain": weights.take(f"{conv}.weight_g", len(direction), 1, 1)[:, 0, 0],
+            f"{name}_bias": weights.take(f"{conv}.bias", len(direction)),
+        }
+    if "downsample.weight" in weights:
+        params["downsample"] = weights.take("downsample.weight", None, None, 1)[:, :, 0].T
+        params["downsample_bias"] = weights.take("downsample.bias", params["downsample"].shape[1])
+    return params
+
+
+def r_transformer_params(weights: Weights) -> Arrays:
+    """A Block of the R-Transformer; its LocalRNN's output layer, which is never used, is left out."""
+    params: Arrays = {}
+
+    def linear(name: str, theirs: str) -> None:
+        params[name] = weights.take(f"{theirs}.weight", None, None).T
+        params[f"{name}_bias"] = weights.take(f"{theirs}.bias", params[name].shape[1])
+
+    def norm(name: str, theirs: str) -> None:
+        params[f"{name}_norm"] = weights.take(f"{theirs}.norm.a_2", None)
+        params[f"{name}_norm_offset"] = weights.take(f"{theirs}.norm.b_2", None)
+
+    for i in range(len([name for name in weights.left if name.endswith("connection.norm.a_2")])):
+        for unused in ("weight", "bias"):
+            weights.left.pop(f"layers.{i}.local_rnn.output.0.{unused}", None)
+        at = f"layers.{i}.local_rnn.rnn."
+        own = {name.removeprefix(at).removesuffix("_l0"): a for name, a in weights.left.items() if name.startswith(at)}
+        weights.left = {name: array for name, array in weights.left.items() if not name.startswith(at)}
+        params |= torch_params(Weights(weights.layer + at, own), f"local_{i}_")
+        norm(f"local_{i}", f"layers.{i}.connection")
+    norm("attention", "connections.0")
+    norm("feed_forward", "connections.1")
+    for i, name in enumerate(("queries", "keys", "values", "attention_output")):
+        linear(name, f"pooling.linears.{i}")
+    linear("hidden", "feed_forward.w_1")
+    linear("output", "feed_forward.w_2")
+    return params
+
+
 # Package: what its layers are called in a state dict, and how one becomes parameters.
 PACKAGES: dict[str, tuple[str, Callable[..., Arrays]]] = {
+    "torch": ("lN.", torch_params),
+    "tcn": ("network.N.", tcn_params),
+    "r_transformer": ("forward_net.N.", r_transformer_params),
     "sru": ("rnn_lst.N.", sru_params),
     "torchqrnn": ("layers.N.", qrnn_params),
     "lrn": ("cell_N.", lrn_params),
@@ -152,6 +230,8 @@ def convert(package: str, arrays: Arrays, prefix: str = "", **settings) -> dict[
     if package not in PACKAGES:
         raise UserError(f"package {package!r} is not one of {', '.join(PACKAGES)}")
     named, params_of = PACKAGES[package]
+    if package == "torch":  # weight_ih_l0_reverse: the layer comes after the name
+        arrays = {re.sub(r"(\w+?)_l(\d+)(_reverse)?$", r"l\2.\1\3", name): array for name, array in arrays.items()}
     pattern = re.escape(prefix) + re.escape(named).replace("N", r"(\d+)")
     layers: dict[int, Arrays] = {}
     names = {}

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import inspection
-from block_recurrent.layers.attention import tail_of_document
+from block_recurrent.layers.convolution import windows
 from block_recurrent.layers.dropout import dropout_key, row_dropout
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates
 from block_recurrent.layers.recurrence import linear, recur
@@ -99,24 +99,6 @@ class QRNNLayer(nn.Module):
             return 1.0 - (1.0 - self.zoneout) * (1.0 - forget) if self.zoneout else forget
         kept = jax.random.bernoulli(key, self.zoneout, forget.shape)
         return jnp.where(kept, jnp.ones_like(forget), forget)
-
-
-def windows(x: jax.Array, tail: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What the convolution sees at each token [b n window*d], the token first, and the tail for the next segment."""
-    back = tail.shape[1]
-    if not back:
-        return x, tail
-    n = x.shape[1]
-    everything = jnp.concatenate([tail.astype(x.dtype), x], axis=1)  # [b back+n d]
-    document = jnp.pad(jnp.cumsum(start, axis=1, dtype=jnp.int32), ((0, 0), (back, 0)))  # [b back+n]
-
-    def before(distance: int) -> jax.Array:
-        at = slice(back - distance, back - distance + n)
-        same_document = document[:, at] == document[:, back:]
-        return jnp.where(same_document[..., None], everything[:, at], 0.0)
-
-    seen = jnp.concatenate([x, *map(before, range(1, back + 1))], axis=-1)
-    return seen, tail_of_document(everything, start).astype(tail.dtype)
 
 
 def qrnn_layers(

@@ -1,4 +1,4 @@
-"""Dropout with masks shared over rows and time, as in the authors' code: cheap, and it shards freely."""
+"""Dropout: mostly with masks shared over rows and time, which are cheap and shard freely, and the plain kind."""
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,12 @@ def row_dropout(module: nn.Module, x: jax.Array, rate: float) -> jax.Array:
     """Drops features of `x` [b n d] by one mask for each row, the same at all its tokens."""
     key = dropout_key(module, rate)
     return x if key is None else x * keep_mask(key, rate, (x.shape[0], 1, x.shape[-1]), x.dtype)
+
+
+def dropout(module: nn.Module, x: jax.Array, rate: float) -> jax.Array:
+    """Drops every number of `x` by itself."""
+    key = dropout_key(module, rate)
+    return x if key is None else x * keep_mask(key, rate, x.shape, x.dtype)
 
 
 def in_training(module: nn.Module) -> bool:

@@ -24,3 +24,13 @@ def layer_norm(x: jax.Array, scale: jax.Array, offset: jax.Array, epsilon: float
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
     return (wide * scale + offset).astype(x.dtype)
+
+
+def layer_norm_unbiased(x: jax.Array, scale: jax.Array, offset: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+    """Layer norm by the unbiased standard deviation, epsilon added to it: of "The Annotated Transformer"."""
+    wide = x.astype(jnp.float32)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    square = jnp.sum(jnp.square(wide), axis=-1, keepdims=True)
+    # The root of zero has no gradient: where all numbers are equal, it is not taken.
+    deviation = jnp.sqrt(jnp.where(square > 0.0, square, 1.0) / max(x.shape[-1] - 1, 1)) * (square > 0.0)
+    return (scale * wide / (deviation + epsilon) + offset).astype(x.dtype)

@@ -150,7 +150,7 @@ def unstacked_params(stack: Stack, params: Mapping[str, Any]) -> dict[str, Any]:
     """A stack's parameters, of which runs of equal layers share arrays, layer by layer."""
     apart: list[Any] = []
     for i, depth in enumerate(stack.depths):
-        run = params[f"layers_{i}"]
+        run = params.get(f"layers_{i}", {})  # a layer may have none
         apart += [run] if depth == 1 else [jax.tree.map(lambda a, at=at: a[at], run) for at in range(depth)]
     return {f"layers_{i}": layer for i, layer in enumerate(apart)}
 

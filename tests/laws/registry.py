@@ -13,8 +13,12 @@ from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.feedback import feedback_stack
 from models.lrn import ATRLayer, LRNLayer
 from models.qrnn import QRNNLayer, qrnn_layers
+from models.r_transformer import RTransformerLayer
+from models.rnn import RNNLayer
 from models.sliding_window import SlidingWindowLayer
 from models.sru import SRULayer, SRUppLayer
+from models.tcn import tcn_layers
+from models.transformer import Positions, TransformerLayer
 from tests.reference.stack import run_feedback_stack, run_language_model, run_layer, run_stack
 
 
@@ -44,6 +48,10 @@ def mixed():
 
 def srupp(**changes):
     return SRUppLayer(**{"dim": 12, "width": 12, "projection": 6, "context": 5, "highway_bias": -1.0, **changes})
+
+
+def r_transformer(**changes):
+    return RTransformerLayer(**{"dim": 12, "heads": 2, "context": 5, "window": 3, **changes})
 
 
 def with_head(name, head, **options):
@@ -97,9 +105,29 @@ CASES = [
     Case("glrn", LRNLayer(12, 10, unit="glrn"), run_layer),
     Case("elrn", LRNLayer(12, 10, unit="elrn"), run_layer),
     Case("atr", ATRLayer(12, 10), run_layer),
+    Case("lstm", RNNLayer(12, 10), run_layer),
+    Case("gru", RNNLayer(12, 10, cell="gru"), run_layer),
+    Case("gru_reset_first", RNNLayer(12, 10, cell="gru", reset_first=True), run_layer),
+    Case("rnn", RNNLayer(12, 10, cell="rnn"), run_layer),
+    Case("tcn", stack(tcn_layers(12, 10, 3, kernel_size=2)), run_stack),
+    Case("transformer", stack([Positions(), *[TransformerLayer(12, heads=3, context=4)] * 2]), run_stack),
+    Case("r_transformer", r_transformer(context=8, query_tile=2), run_layer),
+    Case("r_transformer_lstm", r_transformer(cell="lstm", local_layers=2), run_layer),
+    Case("r_transformer_rnn", r_transformer(cell="rnn", window=7), run_layer),
+    *(Case(f"r_transformer_{cell}", r_transformer(cell=cell), run_layer) for cell in ("qrnn", "sru", "lrn")),
     Case(
         "stack_of_all_kinds",
-        stack([slide(), SRULayer(12, 12), SRULayer(12, 12), recurrent(window=6), QRNNLayer(12, 12), srupp()]),
+        stack(
+            [
+                slide(),
+                SRULayer(12, 12),
+                SRULayer(12, 12),
+                recurrent(window=6),
+                QRNNLayer(12, 12),
+                srupp(),
+                RNNLayer(12, 12),
+            ]
+        ),
         run_stack,
     ),
     Case("language_model", LanguageModel(17, 12, mixed()), run_language_model, vocabulary=17),

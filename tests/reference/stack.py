@@ -6,9 +6,13 @@ import numpy as np
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.lrn import ATRLayer, LRNLayer
 from models.qrnn import QRNNLayer
+from models.r_transformer import RTransformerLayer
+from models.rnn import RNNLayer
 from models.sliding_window import SlidingWindowLayer
 from models.sru import SRULayer, SRUppLayer
-from tests.reference import heads
+from models.tcn import TCNLayer
+from models.transformer import Positions, TransformerLayer
+from tests.reference import baselines, heads
 from tests.reference.block_recurrent import block_recurrent_layer, states_seen
 from tests.reference.recurrences import atr_layer, lrn_layer, qrnn_layer, sru_layer, srupp_layer
 from tests.reference.sliding_window import rms, sliding_window_layer
@@ -21,6 +25,11 @@ LAYERS = {
     SRUppLayer: srupp_layer,
     LRNLayer: lrn_layer,
     ATRLayer: atr_layer,
+    RNNLayer: baselines.rnn_layer,
+    TCNLayer: baselines.tcn_layer,
+    Positions: baselines.positions,
+    TransformerLayer: baselines.transformer_layer,
+    RTransformerLayer: baselines.r_transformer_layer,
 }
 
 
@@ -31,7 +40,7 @@ def run_layer(layer, params, x, state, start, *shown):
 def run_stack(stack, params, x, state, start, *shown):
     next_state = []
     for i, (layer, depth) in enumerate(zip(stack.layers, stack.depths, strict=True)):
-        layer_params = params[f"layers_{i}"]
+        layer_params = params.get(f"layers_{i}", {})  # a layer may have none
         if depth == 1:
             x, new = run_layer(layer, layer_params, x, state[i], start, *shown)
         else:
