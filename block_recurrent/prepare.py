@@ -142,6 +142,8 @@ def prepare(
     task, output, progress = find_task(task), str(output), progress or pool.silent
     source = open_source(task, corpus)
     given = given_vocabulary(task, vocabulary)
+    if separator and given is not None and not given.is_text:
+        raise UserError(f"--separator does not go with --task={task.name}: {given.kind} are not text")
     if separator and given is not None and given.separator is None:
         raise UserError(f"{vocabulary} has no id that could end a document: --separator needs one")
     units = tuple(source.units())
@@ -189,8 +191,13 @@ def open_source(task, corpus: dict):
 
 def given_vocabulary(task, name: str | None):
     """The vocabulary that a task is read with, or None where its words are yet to be counted."""
+    from block_recurrent.data.signals import SIGNALS
     from block_recurrent.data.vocabulary import vocabulary
 
+    if task.vocabulary in SIGNALS:
+        if name is not None:
+            raise UserError(f"--vocabulary does not go with --task={task.name}: {task.vocabulary} are not text")
+        return SIGNALS[task.vocabulary]()
     if name is None and task.vocabulary == "given":
         raise UserError(
             f"--task={task.name} needs --vocabulary=PATH, a SentencePiece model: --train_vocabulary makes one"
@@ -229,12 +236,15 @@ def check_output(output: str, overwrite: bool):
 
 def train_vocabulary(options: argparse.Namespace) -> None:
     from block_recurrent.data import files, pool
+    from block_recurrent.data.signals import SIGNALS
     from block_recurrent.data.train_vocabulary import refuse_existing, train_sentencepiece
     from block_recurrent.data.vocabulary import vocabulary
 
     if not options.task:
         raise UserError("--train_vocabulary needs --task=NAME and what that takes: the text to learn from")
     task = find_task(options.task)
+    if task.vocabulary in SIGNALS:
+        raise UserError(f"--train_vocabulary does not go with --task={task.name}: {task.vocabulary} are not text")
     corpus = {key: value for key, value in build_options(options).items() if key in task.options}
     source = open_source(task, corpus)
     units = source.units()
@@ -356,9 +366,10 @@ def draw_lengths(store, again: bool) -> None:
         for name in store.manifest["splits"]
         if store.has(name)
     }
+    positions = store.vocabulary.positions
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder, "lengths.png")
-        histogram(picture, f"{readable(store.folder)}: {store.manifest['task']}", lengths, "tokens in a document")
+        histogram(picture, f"{readable(store.folder)}: {store.manifest['task']}", lengths, f"{positions} in a document")
         files.write_bytes(place, picture.read_bytes())
     print(f"lengths of documents: {place}")
 

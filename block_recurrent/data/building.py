@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from block_recurrent.data import files, settling
-from block_recurrent.data.documents import EXAMPLES, SPLITS, Document, Dropped, Source, Unit
+from block_recurrent.data.documents import EXAMPLES, SPLITS, Document, Dropped, Source, Unit, labels_of
 from block_recurrent.data.store import (
     FORMAT,
     MANIFEST,
     Store,
-    bytes_after_first,
-    count_words,
+    measured,
     open_store,
+    predictions_of,
     shard_names,
     token_type,
 )
@@ -55,6 +55,15 @@ class Recipe:
     @property
     def scattered(self) -> bool:
         return hasattr(self.source, "fragments")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return labels_of(self.source)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """What is noted of every document."""
+        return (*NUMBERS, "labels") if self.labels else NUMBERS
 
     @property
     def pieces(self) -> int:
@@ -136,7 +145,7 @@ def read_unit(recipe: Recipe, number: int) -> int:
                 continue
             file.write(tokens)
             rows.append(index_row(recipe, document, tokens))
-    write_arrays(f"{place}.npz", **index_of(rows))
+    write_arrays(f"{place}.npz", **index_of(rows, recipe.numbers))
     names = "".join(json.dumps(row["name"]) + "\n" for row in rows)
     files.write_bytes(f"{place}.names.jsonl", names.encode())
     total = sum(row["lengths"] for row in rows)
@@ -163,22 +172,30 @@ def tokens_of(recipe: Recipe, document: Document) -> np.ndarray:
 
 def index_row(recipe: Recipe, document: Document, tokens: np.ndarray) -> dict[str, Any]:
     """What step 2 must know of a document, and what the store keeps of it."""
+    size, words = measured(document.text, tokens, recipe.vocabulary)
     return {
         "name": document.name,
         "lengths": len(tokens),
-        "bytes": bytes_after_first(document.text, tokens, recipe.vocabulary),
-        "words": count_words(document.text),
+        "bytes": size,
+        "words": words,
         "unknown": 0 if recipe.vocabulary.unknown is None else int(np.sum(tokens == recipe.vocabulary.unknown)),
         "split": -1 if document.split is None else SPLITS.index(document.split),
         "rank": hashlib.sha256(f"{recipe.source.name}:{document.name}".encode()).digest()[:16],
         "content": hashlib.sha256(document.text).digest()[:16],
         "lines": document.lines,
+        **({"labels": label_of(recipe, document)} if recipe.labels else {}),
     }
 
 
-def index_of(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def label_of(recipe: Recipe, document: Document) -> int:
+    if document.label not in range(len(recipe.labels)):
+        raise UserError(f"{document.name} has the label {document.label!r}, which is of no class of {recipe.task}")
+    return document.label
+
+
+def index_of(rows: list[dict[str, Any]], keys: Sequence[str]) -> dict[str, np.ndarray]:
     lines = [np.asarray(row["lines"], np.uint64) for row in rows]
-    numbers = {key: np.asarray([row[key] for row in rows], np.int64) for key in NUMBERS}
+    numbers = {key: np.asarray([row[key] for row in rows], np.int64) for key in keys}
     digests = {
         key: np.frombuffer(b"".join(row[key] for row in rows), ">u8").reshape(-1, 2) for key in ("rank", "content")
     }
@@ -233,7 +250,7 @@ def write_shard(recipe: Recipe, shard: Shard) -> int:
     place, done = files.join(recipe.target, shard.name), files.join(recipe.work, "shards", f"{shard.name}.sha256")
     if files.is_file(done) and files.is_file(place):  # a process killed after all was done has moved the store away
         return shard.tokens
-    size, digest = token_type(recipe.vocabulary).itemsize, hashlib.sha256()
+    size, digest = token_type(recipe.vocabulary).itemsize * (recipe.vocabulary.record or 1), hashlib.sha256()
     with files.writing(place) as into:
         for unit, begin, end in shard.stretches:
             with files.open_file(f"{piece_place(recipe, unit)}.tokens") as file:
@@ -288,7 +305,7 @@ def finish(recipe: Recipe, settled: Settled, about: dict[str, Any]) -> Store:
     """Indices, names, vocabulary and, last of all, the manifest."""
     entries = {}
     for i, split in enumerate(SPLITS):
-        index = {key: [np.zeros(0, np.int64)] for key in NUMBERS if key != "split"}
+        index = {key: [np.zeros(0, np.int64)] for key in recipe.numbers if key != "split"}
         with files.writing(files.join(recipe.target, f"{split}.names.jsonl")) as names:
             for number, place in enumerate(settled.places):
                 piece, chosen = read_arrays(f"{piece_place(recipe, number)}.npz"), place == i
@@ -296,17 +313,19 @@ def finish(recipe: Recipe, settled: Settled, about: dict[str, Any]) -> Store:
                     parts.append(piece[key][chosen])
                 lines = files.read_bytes(f"{piece_place(recipe, number)}.names.jsonl").splitlines(keepends=True)
                 names.writelines(line for line, mine in zip(lines, chosen, strict=True) if mine)
-        entries[split] = write_index(recipe, split, {key: np.concatenate(parts) for key, parts in index.items()})
-        entries[split] |= hashes(recipe, settled.shards[split])
+        index = {key: np.concatenate(parts) for key, parts in index.items()}
+        entries[split] = write_index(recipe, split, index) | hashes(recipe, settled.shards[split], index.get("labels"))
     if not entries["train"]["predictions"]:
         why = ", ".join(f"{entry['count']} {reason}" for reason, entry in settled.dropped.items())
-        raise UserError(f"the corpus is empty: no text in its training documents{f' (dropped: {why})' if why else ''}")
+        raise UserError(f"the corpus is empty: nothing in its training documents{f' (dropped: {why})' if why else ''}")
     vocabulary = recipe.vocabulary
     manifest = {
         "format": FORMAT,
         "task": recipe.task,
         **about,
         "dtype": token_type(vocabulary).str,
+        **({"record": vocabulary.record} if vocabulary.record else {}),
+        **({"labels": list(recipe.labels)} if recipe.labels else {}),
         "contiguous": recipe.source.contiguous,
         "separator": recipe.separator,
         "vocabulary": {"kind": vocabulary.kind, "size": vocabulary.size, "sha256": vocabulary.identity},
@@ -318,21 +337,25 @@ def finish(recipe: Recipe, settled: Settled, about: dict[str, Any]) -> Store:
     return open_store(recipe.target)
 
 
-def write_index(recipe: Recipe, split: str, index: dict[str, np.ndarray]) -> dict[str, int]:
-    lengths = index.pop("lengths")
+def write_index(recipe: Recipe, split: str, index: dict[str, np.ndarray]) -> dict[str, Any]:
+    lengths, labels = index["lengths"], index.get("labels")
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    write_arrays(files.join(recipe.target, f"{split}.index.npz"), offsets=offsets, **index)
+    kept = {key: values for key, values in index.items() if key != "lengths"}
+    write_arrays(files.join(recipe.target, f"{split}.index.npz"), offsets=offsets, **kept)
     return {
         "documents": len(lengths),
         "tokens": int(offsets[-1]),
-        "predictions": int(np.sum(np.maximum(lengths - 1, 0))),
-        **{key: int(np.sum(values)) for key, values in index.items()},
+        "predictions": predictions_of(lengths, labels is not None),
+        **{key: int(np.sum(values)) for key, values in kept.items() if key != "labels"},
+        **({} if labels is None else {"labels": np.bincount(labels, minlength=len(recipe.labels)).tolist()}),
     }
 
 
-def hashes(recipe: Recipe, shards: Sequence[Shard]) -> dict[str, Any]:
-    """The shards' lengths and one hash over theirs."""
+def hashes(recipe: Recipe, shards: Sequence[Shard], labels: np.ndarray | None) -> dict[str, Any]:
+    """The shards' lengths and one hash over theirs, and over the labels where there are any."""
     each = [files.read_bytes(files.join(recipe.work, "shards", f"{shard.name}.sha256")) for shard in shards]
+    if labels is not None:
+        each.append(hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest().encode())
     return {"shards": [shard.tokens for shard in shards], "sha256": hashlib.sha256(b"\n".join(each)).hexdigest()}
 
 

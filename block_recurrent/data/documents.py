@@ -20,12 +20,13 @@ def readable(name: str) -> str:
 
 @dataclass(frozen=True)
 class Document:
-    """One document: UTF-8 text (bytes as they are, where the corpus is one of bytes)."""
+    """One document: UTF-8 text (bytes as they are, where the corpus is one of bytes or is no text at all)."""
 
     name: str
     text: bytes
     split: str | None = None  # None: chosen once all documents are known, never by position
     lines: tuple[int, ...] = ()  # near_duplicates.sample, where no near-duplicate may be on the other side of a split
+    label: int | None = None  # its class, where the corpus is one of labelled documents
 
     def __post_init__(self):
         object.__setattr__(self, "name", readable(self.name))
@@ -57,7 +58,10 @@ class Dropped:
 
 
 class Source(Protocol):
-    """A corpus: a frozen dataclass whose fields are where it is and how it is filtered."""
+    """A corpus: a frozen dataclass whose fields are where it is and how it is filtered.
+
+    One of labelled documents also has `labels`, the names of the classes that its documents' labels number.
+    """
 
     name: str  # also the salt of its splits
     contiguous: bool  # one running text, not documents: in training every row reads its own stretch of it
@@ -68,6 +72,11 @@ class Source(Protocol):
 
     def read(self, unit: Unit, dropped: Dropped) -> Iterator[Document]:
         """The documents of a unit, in order."""
+
+
+def labels_of(source: Source) -> tuple[str, ...]:
+    """The names of a corpus's classes, none where its documents are there to be predicted themselves."""
+    return getattr(source, "labels", ())
 
 
 class ScatteredSource(Source, Protocol):

@@ -21,6 +21,7 @@ from block_recurrent.data.vocabulary import (
     Vocabulary,
     WordVocabulary,
 )
+from block_recurrent.errors import UserError
 
 Tokens = tuple[np.ndarray, np.ndarray]  # ids, and the bytes of the text that each stands for
 
@@ -31,6 +32,8 @@ class Encoder:
     """Holds back the bytes that may belong to a token which has not come to its end."""
 
     def __init__(self, vocabulary: Vocabulary, held: bytes = b"", begun: bool = False):
+        if not vocabulary.is_text:
+            raise UserError(f"{vocabulary.kind} are not text")
         self.vocabulary, self.held, self.begun = vocabulary, held, begun
 
     def feed(self, text: bytes, last: bool = False) -> Tokens:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from block_recurrent.data.signals import PixelVocabulary
 from block_recurrent.data.store import Split, Store
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
@@ -20,18 +21,32 @@ QUANTILES = {
 def statistics(store: Store) -> dict[str, list[str]]:
     """The rows of the table: a measure, and its value in each split."""
     columns, unknown = [], any(entry["unknown"] for entry in store.manifest["splits"].values())
+    is_text, positions = store.vocabulary.is_text, store.vocabulary.positions
     for name, entry in store.manifest["splits"].items():
         lengths = np.concatenate([part.lengths for part, _ in store.split(name).parts]) if store.has(name) else [0]
         quantiles = np.quantile(lengths, list(QUANTILES.values()))
         columns.append(
             {
-                **{key: f"{entry[key]:,}" for key in ("documents", "tokens", "bytes", "words")},
+                "documents": f"{entry['documents']:,}",
+                **{f"  {label}": f"{count:,}" for label, count in counted_labels(store, entry).items()},
+                positions: f"{entry['tokens']:,}",
+                **({key: f"{entry[key]:,}" for key in ("bytes", "words")} if is_text else {}),
                 **({"unknown": f"{entry['unknown']:,}"} if unknown else {}),
-                "bytes per token": f"{entry['bytes'] / max(entry['predictions'], 1):.2f}",
+                **({"bytes per token": bytes_per_token(entry)} if is_text else {}),
                 **{key: f"{round(length):,}" for key, length in zip(QUANTILES, quantiles, strict=True)},
             }
         )
     return {key: [column[key] for column in columns] for key in columns[0]}
+
+
+def counted_labels(store: Store, entry: dict) -> dict[str, int]:
+    """How many of a split's documents are of each class."""
+    return dict(zip(store.manifest.get("labels", []), entry.get("labels", []), strict=True))
+
+
+def bytes_per_token(entry: dict) -> str:
+    """Of the tokens after each document's first, which is the one that `bytes` leave out."""
+    return f"{entry['bytes'] / max(entry['tokens'] - entry['documents'], 1):.2f}"
 
 
 def mismatches(store: Store) -> Iterator[str]:
@@ -71,23 +86,29 @@ def show(store: Store, split_name: str, document: int, segment: int, block: int,
     if name is None:
         raise UserError(f"{store.folder} is damaged ({split_name}.names.jsonl ends early): prepare it again")
     length = int(split.lengths[document])
-    yield f"document {document} of {split_name}: {name}"
-    segments, all_blocks = -(-length // segment), -(-length // block)
-    yield f"{length:,} tokens: {segments:,} segments of {segment:,}, {all_blocks:,} blocks of {block:,}"
+    label = "" if split.labels is None else f", {store.manifest['labels'][split.labels[document]]}"
+    yield f"document {document} of {split_name}: {name}{label}"
+    segments, all_blocks, positions = -(-length // segment), -(-length // block), store.vocabulary.positions
+    yield f"{length:,} {positions}: {segments:,} segments of {segment:,}, {all_blocks:,} blocks of {block:,}"
+    if isinstance(store.vocabulary, PixelVocabulary):  # an image is seen whole or not at all
+        begin = int(split.offsets[document])
+        yield from store.vocabulary.drawn(split.tokens[begin : begin + length])
+        return
     yield from show_blocks(store, split, int(split.offsets[document]), length, segment, block, blocks)
 
 
 def show_blocks(
     store: Store, split: Split, begin: int, length: int, segment: int, block: int, blocks: int | None
 ) -> Iterator[str]:
-    total = -(-length // block)
+    total, vocabulary = -(-length // block), store.vocabulary
     for i in range(total if blocks is None else min(blocks, total)):
         at = i * block
         end = min(at + block, length)
         if at % segment == 0:
             yield f"{f'== segment {at // segment} ':=<80}"
         padding = f", then {block - (end - at)} of padding" if end - at < block else ""
-        yield f"{f'-- block {i}: tokens {at:,} to {end - 1:,}{padding} ':-<80}"
-        yield store.vocabulary.decode(split.tokens[begin + at : begin + end].tolist())
+        yield f"{f'-- block {i}: {vocabulary.positions} {at:,} to {end - 1:,}{padding} ':-<80}"
+        tokens = split.tokens[begin + at : begin + end]
+        yield from vocabulary.drawn(tokens, at) if not vocabulary.is_text else [vocabulary.decode(tokens.tolist())]
     if blocks is not None and blocks < total:
         yield f"... {total - blocks:,} more blocks: --blocks=0 prints all"

@@ -7,7 +7,7 @@ import re
 
 from block_recurrent.data import files, tasks
 from block_recurrent.data.documents import SPLITS
-from block_recurrent.data.store import FORMAT, MANIFEST, Store, contents, is_store, open_store
+from block_recurrent.data.store import FORMAT, MANIFEST, Store, contents, form, is_store, open_store
 from block_recurrent.errors import UserError
 
 
@@ -43,11 +43,15 @@ def mix(text: str, output: str | None, overwrite: bool = False) -> Store:
             raise UserError(f"{place} is a mixture itself: mix the stores that it is made of")
         if store.manifest["vocabulary"] != next(iter(stores.values())).manifest["vocabulary"]:
             raise UserError(f"{place} and {next(iter(stores))} have different vocabularies: prepare them with one")
+        if form(store.manifest) != form(next(iter(stores.values())).manifest):
+            raise UserError(f"{place} and {next(iter(stores))} do not have the same labels: mix stores that do")
     # seqio allows few characters in a name.
     names = {f"{re.sub('[^A-Za-z0-9]', '_', os.path.basename(place))}_{i}": place for i, place in enumerate(stores)}
-    mixture = tasks.register_mixture(
-        "block_recurrent_mixture", {name: (stores[place], rates[place]) for name, place in names.items()}
-    )
+    mixed = {name: (stores[place], rates[place]) for name, place in names.items()}
+    if not any(map(tasks.refusal, stores.values())):
+        mixture = tasks.register_mixture("block_recurrent_mixture", mixed)
+        rates = {place: mixture.get_rate(tasks.seqio.get_mixture_or_task(name)) for name, place in names.items()}
+    labels, record = form(next(iter(stores.values())).manifest)
     manifest = {
         "format": FORMAT,
         "task": "mixture of " + ", ".join(store.manifest["task"] for store in stores.values()),
@@ -55,11 +59,13 @@ def mix(text: str, output: str | None, overwrite: bool = False) -> Store:
         "mixture": [
             {
                 "store": relative(place, output),
-                "rate": float(mixture.get_rate(tasks.seqio.get_mixture_or_task(name))),
+                "rate": float(rate),
                 "splits": contents(stores[place]),
             }
-            for name, place in names.items()
+            for place, rate in rates.items()
         ],
+        **({"labels": labels} if labels else {}),
+        **({"record": record} if record else {}),
         "splits": {split: total([(stores[place], rates[place]) for place in stores], split) for split in SPLITS},
     }
     vocabulary = next(iter(stores.values())).vocabulary
@@ -79,4 +85,6 @@ def total(rates: list[tuple[Store, float]], split: str) -> dict:
     counts = ("documents", "tokens", "predictions", "bytes", "words", "unknown")
     parts = "\n".join(f"{rate} {entry['sha256']}" for entry, (_, rate) in zip(entries, rates, strict=True))
     sums = {key: sum(entry[key] for entry in entries) for key in counts}
+    if "labels" in entries[0]:
+        sums["labels"] = [sum(counts) for counts in zip(*(entry["labels"] for entry in entries), strict=True)]
     return {**sums, "sha256": hashlib.sha256(parts.encode()).hexdigest()}

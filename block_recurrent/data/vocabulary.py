@@ -1,7 +1,7 @@
 """Text to tokens and back without TensorFlow, so that generating from a checkpoint starts at once.
 
-Every vocabulary takes UTF-8 bytes. Nothing here needs an id for padding: rows are padded by weight, not by id, so that
-a vocabulary of words has the size that its paper gives.
+Every vocabulary here takes UTF-8 bytes; signals.py has those of what is no text. Nothing here needs an id for padding:
+rows are padded by weight, not by id, so that a vocabulary of words has the size that its paper gives.
 """
 
 import hashlib
@@ -15,10 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from block_recurrent.data import files
+from block_recurrent.data.signals import SIGNALS, NoteVocabulary, PixelVocabulary
 from block_recurrent.errors import UserError
 
 
-class ByteVocabulary:
+class Text:
+    """What vocabularies of text have in common."""
+
+    is_text = True
+    record = None  # numbers of a position, where it is not one token
+    positions = "tokens"  # what a document is counted in
+
+
+class ByteVocabulary(Text):
     """Bytes, valid UTF-8 or not, shifted by the three special ids of seqio's ByteVocabulary (padding, end, unknown)."""
 
     kind = "bytes"
@@ -54,7 +63,7 @@ SINGLE_BLANK = re.compile(rb"\S \S")
 CONTEXT = 32  # bytes around a cut in which normalisation is tried
 
 
-class SentencePieceVocabulary:
+class SentencePieceVocabulary(Text):
     """A SentencePiece model, from a file here or in a bucket."""
 
     kind = "sentencepiece"
@@ -181,7 +190,7 @@ class WordIds(dict):
         return self.unknown
 
 
-class WordVocabulary:
+class WordVocabulary(Text):
     """Words between blanks, in the order of their ids, the most frequent first as adaptive layers expect.
 
     A line's end is a word too, and which one says how lines are read: "eos", one `<eos>` after each (Penn Treebank,
@@ -259,7 +268,7 @@ def word_blocks(text: bytes, line_ends: str) -> Iterator[list[bytes]]:
         start = end
 
 
-Vocabulary = ByteVocabulary | SentencePieceVocabulary | WordVocabulary
+Vocabulary = ByteVocabulary | SentencePieceVocabulary | WordVocabulary | PixelVocabulary | NoteVocabulary
 
 
 def vocabulary(name: str | Path) -> Vocabulary:
@@ -272,12 +281,17 @@ def vocabulary(name: str | Path) -> Vocabulary:
     return SentencePieceVocabulary(name)
 
 
+def record_of(kind: str) -> int | None:
+    """How many numbers a position has in the vocabularies of a kind; None where it is one token."""
+    return SIGNALS[kind].record if kind in SIGNALS else None
+
+
 def saved_vocabulary(about: dict, folder: str | Path) -> Vocabulary:
     """The vocabulary that `save` left in a folder, once it is the one that the folder's notes are `about`."""
-    for saved in (ByteVocabulary, SentencePieceVocabulary, WordVocabulary):
+    for saved in (ByteVocabulary, SentencePieceVocabulary, WordVocabulary, *SIGNALS.values()):
         if about["kind"] == saved.kind:
-            name = saved.kind if saved is ByteVocabulary else files.join(str(folder), saved.file_name)
-            found = vocabulary(name)
+            name = files.join(str(folder), saved.file_name) if hasattr(saved, "file_name") else saved.kind
+            found = saved() if saved.kind in SIGNALS else vocabulary(name)
             if found.identity != about["sha256"]:
                 raise UserError(f"{name} is not the vocabulary that {folder} was made with: restore it")
             return found
