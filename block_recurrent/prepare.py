@@ -36,7 +36,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     corpus.add_argument("--languages", type=listed, help="of source code, such as Python,C++ (default: all known)")
     corpus.add_argument("--licences", type=listed, help='of repositories, such as MIT,Apache-2.0 or "permissive"')
     corpus.add_argument("--max_file_bytes", type=int, help="longer source files are dropped")
-    corpus.add_argument("--seed", type=int, help="of the order of files in a repository")
+    corpus.add_argument("--seed", type=int, help="of the order of files in a repository, or of pixels")
     store = parser.add_argument_group("the store")
     store.add_argument("--output", help="the folder or address to make (default: data/TASK)")
     store.add_argument("--vocabulary", help='"bytes", or the path of a SentencePiece .model or a word list .txt')
@@ -138,6 +138,7 @@ def prepare(
     `corpus` is what the task takes. With `beam`, a list of Beam's own arguments, Beam does the work.
     """
     from block_recurrent.data import building, files, pool
+    from block_recurrent.data.documents import labels_of
 
     task, output, progress = find_task(task), str(output), progress or pool.silent
     source = open_source(task, corpus)
@@ -146,6 +147,8 @@ def prepare(
         raise UserError(f"--separator does not go with --task={task.name}: {given.kind} are not text")
     if separator and given is not None and given.separator is None:
         raise UserError(f"{vocabulary} has no id that could end a document: --separator needs one")
+    if separator and labels_of(source):
+        raise UserError(f"--separator does not go with --task={task.name}: a label is told at a document's last word")
     units = tuple(source.units())
     identity = given.identity if given else f"words {task.lines} {task.minimum} {task.unknown}"
     about = {

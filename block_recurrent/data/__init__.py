@@ -4,7 +4,8 @@ documents                       what a corpus is: units, documents in them, what
 sources, books, running_text,   the corpora: text files and the standard library; PG19 and Gutenberg; enwik8, WikiText,
 arxiv, github                   Billion Word and Penn Treebank; arXiv (with latex); GitHub (with repositories,
                                 git_directories, code_tables, source_files, licences)
-music                           what is no text: piano rolls
+reviews                         documents to be classified: IMDB
+images, music                   what is no text: MNIST, to be classified too, and piano rolls
 registry                        their names, and the vocabulary each is read with
 vocabulary, train_vocabulary    text to tokens and back
 signals                         the same for what is no text

