@@ -326,6 +326,7 @@ def print_document(options: argparse.Namespace) -> None:
 def print_statistics(store, made: bool = True) -> None:
     """The table and picture that end a preparation, what was dropped, and what differs from the published corpus."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from block_recurrent.data.looking import losses, mismatches, statistics
@@ -338,7 +339,7 @@ def print_statistics(store, made: bool = True) -> None:
     for name in manifest["splits"]:
         table.add_column(name, justify="right")
     for measure, row in statistics(store).items():
-        table.add_row(measure, *row)
+        table.add_row(escape(measure), *row)  # a label may be any text
     console.print(table)
     for reason, entry in manifest.get("dropped", {}).items():
         console.print(

@@ -149,7 +149,7 @@ class RowStream:
             for part, (split, _) in enumerate(self.split.parts)
         ]
 
-    @property
+    @functools.cached_property
     def labelled(self) -> bool:
         """Whether documents are to be classified."""
         return self.parts[0].labelled
@@ -158,6 +158,11 @@ class RowStream:
     def predictions(self) -> int:
         """Targets in an epoch."""
         return sum(part.predictions for part in self.parts)
+
+    @property
+    def inputs(self) -> int:
+        """Positions in an epoch, without padding: as many as targets, but where only labels are predicted."""
+        return sum(part.inputs for part in self.parts)
 
     def begin(self) -> Cursor:
         parts, rows = len(self.parts), self.rows
@@ -202,23 +207,32 @@ class RowStream:
             place = places.get(row)
             for span in self._spans(row, after):
                 if place is not None:
-                    self._fill({name: array[place] for name, array in batch.items()}, span)
+                    fill = self._fill_classified if self.labelled else self._fill
+                    fill(batch, place, span)
         return batch, after
 
-    def _fill(self, row: dict[str, np.ndarray], span: Span) -> None:
-        """Reads what a span says into its row of the batch."""
-        documents, filled = self.parts[span.part], slice(span.at, span.at + span.count)
-        first, end = documents.bounds(span.document)
-        begin = first + span.offset
-        row["start"][span.at] = span.offset == 0
-        if documents.labelled:
-            row["inputs"][filled] = documents.read[begin : begin + span.count]
-            if begin + span.count == end:
-                last = filled.stop - 1
-                row["targets"][last], row["weights"][last] = documents.label(span.document), 1.0
-            return
+    def _fill(self, batch: dict[str, np.ndarray], place: int, span: Span) -> None:
+        """Reads what a span says into a row of the batch."""
+        documents = self.parts[span.part]
+        begin = documents.bounds(span.document)[0] + span.offset
         tokens = documents.read[begin : begin + span.count + 1]
-        row["inputs"][filled], row["targets"][filled], row["weights"][filled] = tokens[:-1], tokens[1:], 1.0
+        filled = slice(span.at, span.at + span.count)
+        batch["inputs"][place, filled] = tokens[:-1]
+        batch["targets"][place, filled] = tokens[1:]
+        batch["weights"][place, filled] = 1.0
+        batch["start"][place, span.at] = span.offset == 0
+
+    def _fill_classified(self, batch: dict[str, np.ndarray], place: int, span: Span) -> None:
+        """The same for a document with a label, which is told where the document ends."""
+        documents = self.parts[span.part]
+        first, end = documents.bounds(span.document)
+        begin, after = first + span.offset, first + span.offset + span.count
+        batch["inputs"][place, span.at : span.at + span.count] = documents.read[begin:after]
+        batch["start"][place, span.at] = span.offset == 0
+        if after == end:
+            last = span.at + span.count - 1
+            batch["targets"][place, last] = documents.label(span.document)
+            batch["weights"][place, last] = 1.0
 
     def spans(self, cursor: Cursor) -> list[Span]:
         """Which tokens of which documents the batch at a cursor holds."""

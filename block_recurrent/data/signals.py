@@ -54,7 +54,8 @@ class PixelVocabulary(Signal):
     def drawn(self, pixels: np.ndarray) -> Iterator[str]:
         """An image in lines of characters; one that is not square in one line."""
         side = math.isqrt(len(pixels))
-        for row in np.reshape(pixels, (-1, side if side * side == len(pixels) else len(pixels))):
+        width = side if side * side == len(pixels) else len(pixels)
+        for row in np.reshape(pixels, (-1, max(width, 1))):
             yield "".join(SHADES[min(int(pixel), 255) * len(SHADES) // 256] for pixel in row).rstrip()
 
 

@@ -261,8 +261,10 @@ def check(manifest: dict) -> None:
     if not is_count(vocabulary["size"]) or not isinstance(vocabulary["kind"], str):
         raise ValueError("no vocabulary")
     labels, record = form(manifest)
-    if "labels" in manifest and not are_labels(labels):
-        raise ValueError("labels that are no names of classes")
+    if "labels" in manifest:
+        counts = [entry["labels"] for entry in manifest["splits"].values()]
+        if not are_labels(labels) or not all(len(each) == len(labels) and all(map(is_count, each)) for each in counts):
+            raise ValueError("labels that are no names of classes, or no counts of them")
     if record != record_of(vocabulary["kind"]) or isinstance(record, float):
         raise ValueError(f"{record!r} numbers in a position of {vocabulary['kind']}")
     if mixture is None:
@@ -278,8 +280,10 @@ def is_count(number: object) -> bool:
 
 
 def are_labels(labels: object) -> bool:
-    """Whether these are different names, at least one."""
-    named = isinstance(labels, list) and all(isinstance(label, str) and label for label in labels)
+    """Whether these are different names, at least one, that can be printed."""
+    named = isinstance(labels, list) and all(
+        isinstance(label, str) and label and label.isprintable() for label in labels
+    )
     return named and 0 < len(labels) == len(set(labels))
 
 

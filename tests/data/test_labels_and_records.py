@@ -15,6 +15,7 @@ from block_recurrent.data.signals import NoteVocabulary, PixelVocabulary
 from block_recurrent.data.store import Mixture, Split, open_store
 from block_recurrent.data.vocabulary import ByteVocabulary
 from block_recurrent.errors import UserError
+from block_recurrent.prepare import print_statistics
 
 LENGTHS = [9, 1, 30, 2, 17, 4, 5, 13, 25, 0, 8]
 
@@ -262,6 +263,7 @@ def test_a_store_in_a_bucket(tmp_path):
         {"labels": ["even", "even"]},
         {"labels": ["even", 1]},
         {"labels": ["even", ""]},
+        {"labels": ["even", "\x1b[31modd"]},
         {"labels": ["even"]},  # and a document of the second class
         {"record": 1},
         {"record": 11},
@@ -285,6 +287,27 @@ def test_a_manifest_of_records_that_prepare_would_not_write_is_refused(tmp_path,
     Path(store.folder, "manifest.json").write_text(json.dumps({**store.manifest, **change}))
     with pytest.raises(UserError):
         open_store(store.folder).split("train")
+
+
+@pytest.mark.parametrize("counts", [None, [], [1], [1, -1], [1, "2"], {"a": 1, "b": 2}])
+def test_counts_of_labels_that_prepare_would_not_write_are_refused(tmp_path, counts):
+    store = built(tmp_path, Numbers(), PixelVocabulary())
+    store.manifest["splits"]["train"]["labels"] = counts
+    Path(store.folder, "manifest.json").write_text(json.dumps(store.manifest))
+    with pytest.raises(UserError, match="cannot be read"):
+        open_store(store.folder)
+
+
+def test_a_label_may_look_like_markup(tmp_path, capsys):
+    print_statistics(built(tmp_path, Numbers(labels=("[/b]", "[red]x")), PixelVocabulary()))
+    told = capsys.readouterr().out
+    assert "[/b]" in told and "[red]x" in told
+
+
+def test_images_of_any_size_are_drawn():
+    draw = PixelVocabulary().drawn
+    assert list(draw(np.array([0, 255, 128, 999]))) == [" @", "+@"]
+    assert list(draw(np.array([255, 0, 255]))) == ["@ @"] and list(draw(np.zeros(0))) == []
 
 
 def test_a_shard_that_is_no_whole_records_is_refused(tmp_path):
