@@ -101,9 +101,12 @@ def adam(
     beta2: float = 0.99,
     weight_decay: float = 0.0,
     clip: float | None = None,
+    l2: float = 0.0,
 ) -> Optimizer:
-    """Adam, with decoupled weight decay where it is not zero."""
+    """Adam, with decoupled weight decay; `l2` times the parameters is added to the clipped gradient, as in PyTorch."""
     transformation = optax.adamw(learning_rate, b1=beta1, b2=beta2, weight_decay=weight_decay)
+    if l2:
+        transformation = optax.chain(optax.add_decayed_weights(l2), transformation)
     return Optimizer(transformation, learning_rate, clip)
 
 

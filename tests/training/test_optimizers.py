@@ -31,6 +31,17 @@ def radam(parameter, gradients):
     return parameter
 
 
+def adam(parameter, gradients, l2=0.0, decay=0.0):
+    """As in PyTorch: L2 in the gradient, or decay beside it."""
+    first = second = 0.0
+    for t, gradient in enumerate(gradients, start=1):
+        gradient = gradient + l2 * parameter
+        first, second = 0.9 * first + 0.1 * gradient, 0.99 * second + 0.01 * gradient**2
+        update = first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.99**t)) + 1e-8)
+        parameter = parameter - RATE * (update + decay * parameter)
+    return parameter
+
+
 def sgd(parameter, gradients, momentum=0.0):
     velocity = 0.0
     for gradient in gradients:
@@ -49,6 +60,9 @@ def rmsprop(parameter, gradients):
 
 
 CASES = {
+    "adam": (optimizers.adam(constant, weight_decay=DECAY), lambda p, g: adam(p, g, decay=DECAY)),
+    "adam_l2": (optimizers.adam(constant, l2=0.5), lambda p, g: adam(p, g, l2=0.5)),
+    "adam_both": (optimizers.adam(constant, l2=0.5, weight_decay=DECAY), lambda p, g: adam(p, g, 0.5, DECAY)),
     "radam": (optimizers.radam(constant, weight_decay=DECAY), radam),
     "sgd": (optimizers.sgd(constant, weight_decay=DECAY), sgd),
     "sgd_momentum": (optimizers.sgd(constant, momentum=0.9, weight_decay=DECAY), lambda p, g: sgd(p, g, momentum=0.9)),
