@@ -1,7 +1,8 @@
 """Orbax behind a small facade: one atomic save of everything, and parameters alone for those who only look."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,19 @@ PARAMS, TRAINING, CURSOR = "params", "training", "cursor"
 
 
 class Checkpoints:
-    """The checkpoints of a run, by step: parameters, the rest of the training state, and the data cursor."""
+    """The checkpoints of a run, by step: parameters, the rest of the training state, and the data cursor.
 
-    def __init__(self, folder: str | Path, keep: int = 3, keep_every: int | None = None):
+    The latest `keep` stay, those at multiples of `keep_every`, and the best by `losses`: held-out losses by step, to
+    which the run adds as it goes.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        keep: int = 3,
+        keep_every: int | None = None,
+        losses: Mapping[int, float] | None = None,
+    ):
         # Orbax reports every file it touches, and a failed save once for each of its parts; what matters it raises.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
@@ -27,6 +38,7 @@ class Checkpoints:
             self.folder = epath.Path(Path(folder).absolute())
         kept = [checkpoint_managers.LatestN(keep)]
         kept += [checkpoint_managers.EveryNSteps(keep_every)] if keep_every else []
+        kept += [Best(losses)] if losses is not None else []
         self.manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
@@ -100,6 +112,22 @@ class Checkpoints:
         self.wait()
         self.manager.close()
         self.reader.close()
+
+
+@dataclass(frozen=True)
+class Best:
+    """Preserves the checkpoint of the lowest loss, of those that are there.
+
+    Orbax's BestN knows a loss only if it was there when the checkpoint was saved. A run that was told to stop saves
+    first, and evaluates when it goes on.
+    """
+
+    losses: Mapping[int, float]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        there = [checkpoint.step for checkpoint in checkpoints]
+        best = min((step for step in there if step in self.losses), key=self.losses.__getitem__, default=None)
+        return [step == best for step in there]
 
 
 def handlers() -> dict:

@@ -19,3 +19,8 @@ def gin_bindings(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple
     prefix = "--gin."
     bindings = [argument.removeprefix(prefix) for argument in arguments if argument.startswith(prefix)]
     return parser.parse_args([argument for argument in arguments if not argument.startswith(prefix)]), bindings
+
+
+def step(text: str) -> int | str:
+    """The value of --step: a number, or "best"."""
+    return text if text == "best" else int(text)

@@ -167,7 +167,7 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
         raise UserError(
             f"{workdir} holds a run of another config (first difference: {differing[0]}): choose another --output"
         )
-    if config.differences(workdir, config.MAY_CHANGE - {"STEPS", "train.steps"}):
+    if config.differences(workdir, config.MAY_CHANGE - config.LENGTH):
         raise UserError(f"{workdir} holds a run of another number of tokens: choose another --output")
     if (workdir / RUN).exists() and read_about(workdir)["splits"] != contents(store):
         raise UserError(f"{workdir} holds a run on other data than {store.folder}: choose another --output")
@@ -191,7 +191,7 @@ def finish(runs: Sequence[Run], options: argparse.Namespace, environment: Mappin
                     training = [f"--gin_file={run.contender.config}", f"--workdir={run.workdir}", *run.arguments]
                     training += ["--skip_damaged"] * options.skip_damaged
                     call("train", training, environment, [lock.fileno()])
-                evaluation = [str(run.workdir), f"--split={options.split}", f"--step={run.contender.steps}"]
+                evaluation = [str(run.workdir), f"--split={options.split}", f"--step={run.last_step}"]
                 evaluation += [f"--trust={package}" for package in options.trust]
                 call("evaluate", evaluation, environment, [lock.fileno()])
             except UserError as error:

@@ -43,13 +43,21 @@ class Run:
     workdir: Path
     arguments: tuple[str, ...]
 
+    @property
+    def last_step(self) -> int:
+        """The last of its steps, or that at which its held-out losses have ended it."""
+        try:
+            return json.loads((self.workdir / "stopped.json").read_text())["step"]
+        except (FileNotFoundError, json.JSONDecodeError):
+            return self.contender.steps
+
     def is_trained(self) -> bool:
-        return (self.workdir / "checkpoints" / str(self.contender.steps)).is_dir()
+        return (self.workdir / "checkpoints" / str(self.last_step)).is_dir()
 
     def score(self, split: str) -> dict | None:
         """What `evaluate` wrote; None before, or where it was killed in writing."""
         try:
-            return json.loads((self.workdir / "evaluation" / f"{split}-{self.contender.steps}.json").read_text())
+            return json.loads((self.workdir / "evaluation" / f"{split}-{self.last_step}.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return None
 
@@ -63,7 +71,9 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
     (output / "comparison.json").write_text(json.dumps({**about, "configs": entries}, indent=2) + "\n")
     header, *rows = cells(entries)
     title = f"{about['tokens']:,} tokens of {Path(about['store']).name}"
-    notes = [*NOTES, *([f"Not finished: {', '.join(about['missing'])}."] if about["missing"] else [])]
+    early = [f"{run.workdir.name} at step {run.last_step:,}" for run in scores if run.last_step < run.contender.steps]
+    told_of = {"Stopped early by held-out losses": early, "Not finished": about["missing"]}
+    notes = [*NOTES, *(f"{what}: {', '.join(names)}." for what, names in told_of.items() if names)]
     lines = [f"{title}, evaluated on {about['split']}", "", *markdown(header, rows), "", *notes]
     (output / "comparison.md").write_text("\n".join(lines) + "\n")
     plots = draw_plots(output / "plots", title, about["split"], entries)

@@ -28,15 +28,17 @@ TRUSTED = (
     "block_recurrent.layers.",
     "block_recurrent.training.loop",
     "block_recurrent.training.optimizers",
+    "block_recurrent.training.plateau",
     "block_recurrent.training.sharding",
     "models.",
 )
 
 # A run may go on longer, be watched more closely or run on other devices without being another run.
-MAY_CHANGE = {"STEPS", "STORE", "DATA", "FSDP", "TENSOR"}
-MAY_CHANGE |= {"train.steps", "train.log_every", "train.evaluate_every", "train.evaluation_batches"}
-MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.keep_every", "train.mesh", "train.store"}
-MAY_CHANGE |= {"make_mesh.data", "make_mesh.fsdp", "make_mesh.tensor"}
+LENGTH = {"STEPS", "train.steps", "STOP_AFTER", "Plateau.stop_after"}
+MAY_CHANGE = LENGTH | {"STORE", "DATA", "FSDP", "TENSOR"}
+MAY_CHANGE |= {"train.log_every", "train.evaluate_every", "train.evaluation_batches"}
+MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.keep_every", "train.keep_best"}
+MAY_CHANGE |= {"train.mesh", "train.store", "make_mesh.data", "make_mesh.fsdp", "make_mesh.tensor"}
 
 
 def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> None:

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 
-from block_recurrent.commandline import command_parser, gin_bindings
+from block_recurrent.commandline import command_parser, gin_bindings, step
 from block_recurrent.errors import UserError, run_command
 
 
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--split", default="test", help="train, validation or test (default)")
     parser.add_argument("--store", help="a prepared store (default: the one the run was trained on)")
     parser.add_argument("--text", help="a folder, file or quoted glob of your own text, instead of a split")
-    parser.add_argument("--step", type=int, help="a checkpoint's step (default: the latest)")
+    parser.add_argument("--step", type=step, help="a checkpoint's step, or best (default: the latest)")
     parser.add_argument("--rows", type=int, help="documents read side by side (default: as in training)")
     past = parser.add_argument_group("how much of the past is used")
     past.add_argument("--reset_every", type=int, metavar="BLOCKS", help="forget everything after so many blocks")

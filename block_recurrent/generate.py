@@ -10,7 +10,7 @@ python -m block_recurrent.generate runs/quickstart --go_on=here.npz
 import codecs
 from pathlib import Path
 
-from block_recurrent.commandline import command_parser
+from block_recurrent.commandline import command_parser, step
 from block_recurrent.errors import UserError, run_command
 
 DRAWING = ("samples", "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--beams", type=int, help="search for the likeliest text with so many beams; nothing is drawn")
     parser.add_argument("--save", type=Path, metavar="FILE", help="put the text's state away, to go on from later")
     parser.add_argument("--go_on", type=Path, metavar="FILE", help="go on from what --save put away")
-    parser.add_argument("--step", type=int, help="a checkpoint's step (default: the latest)")
+    parser.add_argument("--step", type=step, help="a checkpoint's step, or best (default: the latest)")
     parser.add_argument("--trust", action="append", help="a package that the run's config may import")
     options = parser.parse_args(arguments)
     drawing = {name: getattr(options, name) for name in DRAWING if getattr(options, name) is not None}

@@ -26,6 +26,11 @@ class Score:
     words_per_token: float
 
     @property
+    def loss(self) -> float:
+        """Nats per prediction, what training minimises."""
+        return self.nats / self.tokens
+
+    @property
     def bits_per_token(self) -> float:
         return self.nats / self.tokens / math.log(2)
 

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from block_recurrent.inference.streaming import Scorer, Scores, Stream
 
 METRICS = "metrics.jsonl"
 RUN = "run.json"
+STOPPED = "stopped.json"  # of a run that its held-out losses ended before its steps: at which step, and why
 TRAIN = "block_recurrent.training.loop.train"  # what the config is of
 
 
@@ -122,8 +124,24 @@ class Run:
         """The step whose parameters these are."""
         return self.steps[-1] if self.chosen is None else self.chosen
 
-    def at(self, step: int | None) -> "Run":
-        """The same run at another step; at the latest for None."""
+    @property
+    def best(self) -> int:
+        """The step of the lowest validation loss, of those that were evaluated in training and have a checkpoint."""
+        losses = {row["step"]: held_out_loss(row) for row in self.metrics if held_out_loss(row) is not None}
+        if not losses:
+            raise UserError(f"{self.workdir} was not evaluated in training, so none of its steps is the best")
+        there = [step for step in self.steps if step in losses]
+        if not there:
+            raise UserError(
+                f"no step of {self.workdir} that was evaluated in training has a checkpoint: with "
+                "--gin.train.keep_best=True the best gets one"
+            )
+        return min(there, key=losses.__getitem__)
+
+    def at(self, step: int | str | None) -> "Run":
+        """The same run at another step; at the best for "best", at the latest for None."""
+        if step == "best":
+            return replace(self, chosen=self.best)
         if step is not None and step not in self.steps:
             there = ", ".join(map(str, self.steps))
             raise UserError(f"{self.workdir} has no checkpoint of step {step}: it has {there}")
@@ -302,6 +320,14 @@ def read_metrics(file: epath.Path) -> list[dict]:
         except json.JSONDecodeError:
             continue
     return rows
+
+
+def held_out_loss(row: Mapping[str, float]) -> float | None:
+    """The validation loss of a row of metrics, in nats per prediction; None for a row of training."""
+    if "validation_loss" in row:
+        return row["validation_loss"]
+    bits = row.get("validation_bits_per_token")  # all that older runs tell
+    return None if bits is None else bits * math.log(2)
 
 
 def read_about(workdir: epath.Path) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """The training loop: rows in, steps, evaluations, checkpoints; killed at any moment, it goes on where it was."""
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import jax
+from etils import epath
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -13,9 +16,10 @@ from block_recurrent.data.rows import Cursor, RowStream
 from block_recurrent.data.store import Store, open_store
 from block_recurrent.errors import Preempted, UserError
 from block_recurrent.inference.evaluation import Evaluator
-from block_recurrent.inference.run import run_folder
+from block_recurrent.inference.run import STOPPED, run_folder
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
+from block_recurrent.training.plateau import STEADY, Plateau, best
 from block_recurrent.training.processes import PATIENCE, Attendance, agree, everyones, meet
 from block_recurrent.training.profiling import Profile
 from block_recurrent.training.reporting import LateMetrics, Reporter
@@ -44,6 +48,8 @@ def train(
     checkpoint_every: int = 1000,
     keep_checkpoints: int = 3,
     keep_every: int | None = None,
+    keep_best: bool = False,
+    plateau: Plateau | None = None,
     patience: float = PATIENCE,
     skip_damaged: bool = False,
     profile_steps: int = 0,
@@ -52,7 +58,9 @@ def train(
     """Trains up to `steps`, from the latest checkpoint in `workdir` if there is one.
 
     `rows` documents are read side by side, `segment` tokens of each a step; `accumulate` splits the rows of a step.
-    The latest `keep_checkpoints` checkpoints stay, and those at multiples of `keep_every` steps.
+    The latest `keep_checkpoints` checkpoints stay, and those at multiples of `keep_every` steps; with `keep_best` each
+    new best of the evaluations is saved, and stays until the next. `plateau` says how the evaluations lower the
+    learning rate and end the run (block_recurrent/training/plateau.py).
     With `health` the metrics tell how recurrent states fare (block_recurrent/layers/health.py).
     Every `evaluate_every` steps the first `evaluation_batches` batches of the validation split are evaluated (all by
     default). With several processes none waits longer than `patience` seconds for another at the start. A checkpoint
@@ -80,6 +88,9 @@ def train(
     trainer = Trainer(model, optimizer, mesh, rows, accumulate, health)
     stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=trainer.local_rows())
     held_out = data.split("validation") if data.has("validation") else None
+    if held_out is None and (plateau or keep_best):
+        raise UserError(f"{store} has no validation split: leave train.plateau and train.keep_best away")
+    plateau = plateau or STEADY
     stop = StopRequest()
 
     def place_unless_stopped(batch):
@@ -89,11 +100,16 @@ def train(
     evaluator = Evaluator(model, rows, segment, place_unless_stopped, trainer.local_rows(), trainer.initial_memory)
 
     started(data)
-    checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints, keep_every)
+    losses: dict[int, float] = {}  # held-out, by step
+    checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints, keep_every, losses if keep_best else None)
     state, position = resume(trainer, checkpoints, skip_damaged) or (trainer.init(seed), Position(stream.begin()))
     resumed_at = step = int(state.step)
     cursor, evaluated = position.cursor, position.evaluated
-    report = Reporter(folder, steps, step, active=jax.process_index() == 0)
+    losses.update(position.losses)
+    scale, stops = decided(plateau, losses)
+    if jax.process_index() == 0 and not stops:
+        (folder / STOPPED).unlink(missing_ok=True)  # with a larger `stop_after` a run that was over goes on
+    report = Reporter(folder, steps, step, evaluated, active=jax.process_index() == 0)
     metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens)
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
@@ -112,30 +128,40 @@ def train(
             attendance.at(step)
             asked = stop.due()
             due = held_out is not None and evaluated < step and (step % evaluate_every == 0 or step == steps)
+            is_best = False
             if due and not asked:
                 metrics.flush()
                 try:
                     with in_mesh(mesh):
-                        report.validation(step, evaluator(state.params, held_out, evaluation_batches))
-                    evaluated = step
+                        score = evaluator(state.params, held_out, evaluation_batches)
+                    is_best = score.loss < min(losses.values(), default=math.inf)
+                    report.validation(step, score, is_best)
+                    evaluated, losses[step] = step, math.inf if math.isnan(score.loss) else score.loss
+                    before, (scale, stops) = scale, decided(plateau, losses)
+                    if scale < before:
+                        report.line(f"step {step}: the learning rate is now {scale:g} times its schedule")
                 except Stopped as stopped:  # to be done again by the run that goes on from here
                     asked = str(stopped)
                 metrics.restart_clock()
-            if step > resumed_at and (asked or step % checkpoint_every == 0 or step == steps):
+            to_save = asked or stops or step % checkpoint_every == 0 or step == steps or (keep_best and is_best)
+            if step > resumed_at and to_save:
                 metrics.flush()  # a step that is not finite is found before it is saved
-                position = Position(cursor, metrics.nats, metrics.tokens, evaluated)
+                position = Position(cursor, metrics.nats, metrics.tokens, evaluated, tuple(losses.items()))
                 with metrics.spending("checkpoint"):
                     checkpoints.save(step, state.params, all_but_params(state), asdict(position))
             if asked:
                 checkpoints.wait()
                 done = f"saved step {step}" if step > resumed_at else f"nothing new to save at step {step}"
                 raise Preempted(f"{asked}: {done} of {steps} in {workdir}; the same command goes on")
-            if step >= steps:
+            if stops and step < steps:
+                checkpoints.wait()
+                end_early(folder, report, step, steps, losses)
+            if stops or step >= steps:
                 break
             profile.at(step)
             with metrics.spending("data"):
                 batch, cursor = next(batches)
-            state, step_metrics = trainer.step(state, batch)
+            state, step_metrics = trainer.step(state, batch, scale)
             step += 1
             metrics.push(step, step_metrics)
 
@@ -148,6 +174,23 @@ class Position:
     nats: float = 0.0
     tokens: float = 0.0
     evaluated: int = 0  # the last step that was
+    losses: Sequence[tuple[int, float]] = ()  # step and held-out loss of every evaluation
+
+
+def decided(plateau: Plateau, losses: dict[int, float]) -> tuple[float, bool]:
+    """What the learning rate is multiplied by from here on, and whether the run is over."""
+    so_far = list(losses.values())
+    return plateau.scale(so_far), plateau.stops(so_far)
+
+
+def end_early(folder: epath.Path, report: Reporter, step: int, steps: int, losses: dict[int, float]) -> None:
+    """Tells why a run is over before its steps, and notes it for those who look whether it is."""
+    place = best(list(losses.values()))
+    lowest = f"{list(losses.values())[place]:.4f} at step {list(losses)[place]}"
+    why = f"the last {len(losses) - 1 - place} evaluations brought no lower loss than {lowest}"
+    report.line(f"finished early, at step {step} of {steps}: {why}")
+    if report.active:
+        (folder / STOPPED).write_text(json.dumps({"step": step, "why": why}) + "\n")
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tuple[TrainState, Position] | None:

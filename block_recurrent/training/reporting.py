@@ -15,19 +15,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from block_recurrent.data import files
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Score
-from block_recurrent.inference.run import METRICS, read_metrics
+from block_recurrent.inference.run import METRICS, held_out_loss, read_metrics
 from block_recurrent.quiet import import_tensorflow
 
 
 class Reporter:
     """Writes a run's metrics and lines; only the main process has one that writes."""
 
-    def __init__(self, workdir: epath.Path, steps: int, resumed_at: int, active: bool = True):
+    def __init__(self, workdir: epath.Path, steps: int, resumed_at: int, evaluated: int, active: bool = True):
         self.active, self.steps = active, steps
         if not active:
             return
         self.metrics_file = workdir / METRICS
-        drop_after(self.metrics_file, resumed_at)
+        drop_after(self.metrics_file, resumed_at, evaluated)
         self.log_file = workdir / "train.log"
         self.console = Console()
         self.bar = None
@@ -68,11 +68,12 @@ class Reporter:
         else:
             append(self.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
-    def validation(self, step: int, score: Score) -> None:
+    def validation(self, step: int, score: Score, is_best: bool) -> None:
         """An evaluation's row."""
         bits = {"validation_bits_per_token": score.bits_per_token, "validation_bits_per_byte": score.bits_per_byte}
         text = f"step {step}: validation {score.bits_per_byte:.4f} bits per byte, {score.bits_per_token:.4f} per token"
-        self.metrics(step, bits, text)
+        text += f"; step {step} is the best so far, loss {score.loss:.4f}" if is_best else ""
+        self.metrics(step, {"validation_loss": score.loss, **bits}, text)
 
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
         if self.active and self.bar is not None:
@@ -151,9 +152,9 @@ def append(file: epath.Path, text: str) -> None:
         stream.write(text)
 
 
-def drop_after(file: epath.Path, step: int) -> None:
-    """Forgets what a killed run wrote after the checkpoint that it resumes from."""
+def drop_after(file: epath.Path, step: int, evaluated: int) -> None:
+    """Forgets what a killed run wrote after the checkpoint that it resumes from, whose last evaluation is given."""
     rows = read_metrics(file)
-    kept = [row for row in rows if row["step"] <= step]
+    kept = [row for row in rows if row["step"] <= (step if held_out_loss(row) is None else evaluated)]
     if len(kept) < len(rows):
         file.write_text("".join(json.dumps(row) + "\n" for row in kept))

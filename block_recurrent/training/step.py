@@ -6,6 +6,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
@@ -74,7 +75,7 @@ class Trainer:
         self._init = jax.jit(init, out_shardings=self.shardings)
         self._step = jax.jit(
             make_step(model, optimizer, transformation, accumulate, health),
-            in_shardings=(self.shardings, self.batch_sharding),
+            in_shardings=(self.shardings, self.batch_sharding, replicated),
             out_shardings=(self.shardings, replicated),
             donate_argnums=0,
         )
@@ -98,15 +99,15 @@ class Trainer:
         shape, sharding = (self.rows, segment), self.batch_sharding
         return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}
 
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Takes this process's rows of the batch; donates `state`."""
+    def step(self, state: TrainState, batch: Batch, scale: float = 1.0) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Takes this process's rows of the batch, and what the learning rate is multiplied by; donates `state`."""
         with in_mesh(self.mesh):
-            return self._step(state, self.place(batch))
+            return self._step(state, self.place(batch), np.float32(scale))
 
     def trace(self, state: TrainState, batch: Batch) -> jax.stages.Traced:
         """The step as a traced program, also of shapes alone: to count, lower or compile without running it."""
         with in_mesh(self.mesh):
-            return self._step.trace(state, self.place(batch))
+            return self._step.trace(state, self.place(batch), np.float32(1.0))
 
     def local_rows(self) -> tuple[int, ...]:
         """The rows of the global batch that live on this process's devices: those it reads."""
@@ -165,9 +166,9 @@ def make_step(
     accumulate: int,
     health: bool,
 ) -> Callable:
-    """The step as a pure function of (state, batch), its rows taken in `accumulate` parts.
+    """The step as a pure function of (state, batch, scale), its rows taken in `accumulate` parts.
 
-    With `health` its metrics tell how the recurrent states fare.
+    The learning rate is multiplied by `scale`. With `health` its metrics tell how the recurrent states fare.
     """
 
     loss = make_loss(model, health)
@@ -181,7 +182,7 @@ def make_step(
         (value, (memory, sown)), (gradient, into_memory) = with_memory(params, memory, batch, key, total)
         return value, memory, measures_of(sown, into_memory, batch["start"]), gradient
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(state: TrainState, batch: Batch, scale: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
         total = jnp.maximum(jnp.sum(batch["weights"]), 1.0)
         if accumulate == 1:
@@ -205,11 +206,12 @@ def make_step(
             shrink = jnp.minimum(1.0, optimizer.clip / jnp.maximum(gradient_norm, 1e-30))
             gradient = jax.tree.map(lambda g: g * shrink, gradient)
         updates, optimizer_state = transformation.update(gradient, state.optimizer, state.params)
+        updates = jax.tree.map(lambda u: u * scale, updates)
         metrics = {
             "loss": value,
             "gradient_norm": gradient_norm,
             "update_norm": optax.tree.norm(updates),
-            "learning_rate": optimizer.learning_rate(state.step),
+            "learning_rate": optimizer.learning_rate(state.step) * scale,
             "tokens": jnp.sum(batch["weights"]),
             **measures,
         }

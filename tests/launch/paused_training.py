@@ -15,14 +15,14 @@ from block_recurrent.training.step import Trainer
 marks, take, taken = Path(os.environ["MARKS"]), Trainer.step, []
 
 
-def take_or_wait(trainer, state, batch):
+def take_or_wait(trainer, *arguments):
     taken.append(1)
     if len(taken) == 5 and not (marks / "paused").exists():
         (marks / "paused").touch()
         while not (marks / "signalled").exists():
             time.sleep(0.02)
         time.sleep(0.1)
-    return take(trainer, state, batch)
+    return take(trainer, *arguments)
 
 
 if __name__ == "__main__":

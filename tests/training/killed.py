@@ -12,11 +12,11 @@ def kill_before_step(step: int, signal_number: int) -> None:
     """Sends this process a signal when it is about to take its `step`-th training step."""
     take, steps = Trainer.step, []
 
-    def take_or_die(trainer, state, batch):
+    def take_or_die(trainer, *arguments):
         steps.append(step)
         if len(steps) == step:
             os.kill(os.getpid(), signal_number)
-        return take(trainer, state, batch)
+        return take(trainer, *arguments)
 
     Trainer.step = take_or_die
 
