@@ -267,3 +267,14 @@ def test_a_run_without_evaluations_has_no_best(corpus, tmp_path):
     metrics.write_text(json.dumps({"step": 1, "loss": 2.0}) + "\n")
     with pytest.raises(UserError, match="was not evaluated in training"):
         run.at("best")
+
+
+def test_a_checkpoint_from_before_losses_were_saved_goes_on(corpus, config, tmp_path):
+    workdir = tmp_path / "run"
+    train.main(arguments(corpus, config, workdir, "--gin.STEPS=1"))
+    file = workdir / "checkpoints" / "1" / "cursor" / "metadata"
+    position = json.loads(file.read_text())
+    assert [step for step, _ in position.pop("losses")] == [1]
+    file.write_text(json.dumps(position))
+    train.main(arguments(corpus, config, workdir, "--gin.STEPS=2"))
+    assert [step for step, _ in saved(workdir, 2)[1]["losses"]] == [2] and list(losses_of(workdir)) == [1, 2]
