@@ -12,6 +12,7 @@ from block_recurrent.layers.stack import pattern, stack
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.feedback import feedback_stack
 from models.lrn import ATRLayer, LRNLayer
+from models.memorizing_transformer import MemorizingLayer
 from models.qrnn import QRNNLayer, qrnn_layers
 from models.r_transformer import RTransformerLayer
 from models.rnn import RNNLayer
@@ -40,6 +41,11 @@ def slide(**changes):
 def recurrent(gate="fixed", configuration="skip", **changes):
     sizes = {"heads": 2, "head_dim": 8, "mlp_dim": 20, "window": 4, "states": 3, "dim": 12}
     return BlockRecurrentLayer(**{**sizes, "gate": gate, "configuration": configuration, **changes})
+
+
+def memorizing(**changes):
+    sizes = {"heads": 2, "head_dim": 8, "mlp_dim": 20, "window": 4, "memory": 7, "top_k": 3, "search_tile": 5}
+    return MemorizingLayer(**{**sizes, **changes})
 
 
 def mixed():
@@ -87,6 +93,11 @@ CASES = [
         feedback_stack([recurrent(), slide(window=2), recurrent("lstm", "single")], remat=True),
         run_feedback_stack,
     ),
+    Case("memorizing", memorizing(), run_layer),  # its memory of 7 is full within three blocks
+    Case("memorizing_never_full", memorizing(memory=40, top_k=24), run_layer),
+    Case("memorizing_less_than_a_window", memorizing(window=6, memory=4, search="approximate"), run_layer),
+    Case("memorizing_paper", memorizing(**AS_IN_THE_PAPER, search_tile=4), run_layer),
+    Case("stack_memorizing", stack([slide(window=4), memorizing(), memorizing(), slide(window=4)]), run_stack),
     Case("qrnn_f", QRNNLayer(12, 10, window=1, pooling="f"), run_layer),
     Case("qrnn_fo", QRNNLayer(12, 10, window=2, zoneout=0.1, backend="associative"), run_layer),
     Case("qrnn_ifo", QRNNLayer(12, 10, window=4, pooling="ifo", backend="pallas"), run_layer),

@@ -5,6 +5,7 @@ import numpy as np
 
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.lrn import ATRLayer, LRNLayer
+from models.memorizing_transformer import MemorizingLayer
 from models.qrnn import QRNNLayer
 from models.r_transformer import RTransformerLayer
 from models.rnn import RNNLayer
@@ -14,12 +15,14 @@ from models.tcn import TCNLayer
 from models.transformer import Positions, TransformerLayer
 from tests.reference import baselines, heads
 from tests.reference.block_recurrent import block_recurrent_layer, states_seen
+from tests.reference.memorizing import memorizing_layer
 from tests.reference.recurrences import atr_layer, lrn_layer, qrnn_layer, sru_layer, srupp_layer
 from tests.reference.sliding_window import rms, sliding_window_layer
 
 LAYERS = {
     SlidingWindowLayer: sliding_window_layer,
     BlockRecurrentLayer: block_recurrent_layer,
+    MemorizingLayer: memorizing_layer,
     QRNNLayer: qrnn_layer,
     SRULayer: sru_layer,
     SRUppLayer: srupp_layer,
