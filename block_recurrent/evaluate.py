@@ -7,6 +7,7 @@ python -m block_recurrent.evaluate runs/srupp --gin.CONTEXT=3072     # a longer 
 """
 
 import json
+import math
 import re
 import sys
 
@@ -86,13 +87,14 @@ def main(arguments: list[str]) -> None:
 
     title = f"{options.workdir} at step {run.step:,} on {what}{''.join(f', {change}' for change in changes)}"
     console = Console(width=None if sys.stdout.isatty() else 100)
-    for table in tables(title, about, of_words=run.vocabulary.kind == "words"):
+    vocabulary = run.vocabulary
+    for table in tables(title, about, vocabulary.kind == "words", vocabulary.positions):
         console.print(table)
     print(f"written to {file}")
 
 
-def tables(title: str, found: dict, of_words: bool) -> list:
-    """What is printed: the figures, and then those by position, by kind of word and by history."""
+def tables(title: str, found: dict, of_words: bool, positions: str = "tokens") -> list:
+    """What is printed: the figures, and then those by position, by kind of word, by class and by history."""
     from rich.table import Table
 
     def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
@@ -103,6 +105,31 @@ def tables(title: str, found: dict, of_words: bool) -> list:
             made.add_row(*row)
         return made
 
+    if "accuracy" in found:
+        figures = [f"{found['documents']:,}", f"{found['accuracy']:.2%}", percents(found["accuracy_interval"])]
+        columns = ["sequences", "right", "95 %", "nats per label"]
+        rows = [
+            [row["of"], f"{row['documents']:,}", f"{row['accuracy']:.2%}", percents(row["interval"])]
+            for row in found["by_class"]
+        ]
+        made = [table(title, columns, [[*figures, f"{found['nats_per_token']:.4f}"]])]
+        return [*made, table("", ["class", "sequences", "right", "95 %"], rows)]
+    if positions != "tokens":
+        unit = positions.removesuffix("s")
+        figures = [f"{found['documents']:,}", f"{found['tokens']:,}", f"{found['nats_per_token']:.4f}"]
+        figures += [interval(in_nats(found["bits_per_token_interval"]))]
+        rows = [
+            [
+                row["of"],
+                f"{row['tokens']:,}",
+                f"{row['bits_per_token'] * math.log(2):.4f}",
+                interval(in_nats(row["interval"])),
+            ]
+            for row in found["by_position"]
+        ]
+        columns = [positions, f"nats per {unit}", "95 %"]
+        made = [table(title, ["documents", *columns], [figures])]
+        return [*made, table("", [f"{positions} into the document", *columns], rows)]
     perplexity = "perplexity" if of_words else "word_perplexity"  # corpora of words count the ends of lines as words
     figures = [f"{found['documents']:,}", f"{found['tokens']:,}", f"{found['bits_per_token']:.4f}"]
     figures += [interval(found["bits_per_token_interval"]), f"{found['bits_per_byte']:.4f}"]
@@ -132,6 +159,14 @@ def tables(title: str, found: dict, of_words: bool) -> list:
         ]
         made.append(table("", ["blocks of history", "bits per token", "less than none", "less than one", "95 %"], rows))
     return made
+
+
+def in_nats(bounds: list[float] | None) -> list[float] | None:
+    return bounds and [bound * math.log(2) for bound in bounds]
+
+
+def percents(bounds: list[float] | None) -> str:
+    return "-" if bounds is None else f"{bounds[0]:.2%} to {bounds[1]:.2%}"
 
 
 def interval(bounds: list[float] | None) -> str:

@@ -27,28 +27,25 @@ from models.transformer import TransformerLayer
 
 KEPT = 2**28  # bytes that a device may keep of the steps inside windows
 
-Step = Callable[[tuple, jax.Array], tuple]  # (carry, pre-activations without the state's part) -> carry, h first
+Gates = tuple[jax.Array, ...]  # an array [b n d] for each gate
+Step = Callable[[tuple | None, Gates], tuple]  # (carry, what the input gives to the gates) -> carry, h first
 
 
-def matrix_step(cell: Cell, inner: jax.Array, own_bias: jax.Array, dtype: jnp.dtype, carry, u: jax.Array):
+def matrix_step(cell: Cell, inner: jax.Array, own_bias: jax.Array, carry: tuple | None, p: Gates) -> tuple:
     """A step of a cell with a matrix [d gates d]; in the first of a window the state is zero and so is its product."""
-    d, gates, _ = inner.shape
     if carry is None:
-        carry = (jnp.zeros(u.shape[:-2] + u.shape[-1:], jnp.float32),) * cell.carries
-        q = jnp.zeros_like(u, jnp.float32)
+        carry = (jnp.zeros_like(p[0]),) * cell.carries
+        q = (jnp.zeros_like(p[0]),) * cell.gates
     else:
-        q = jnp.dot(carry[0].astype(dtype), inner.astype(dtype).reshape(d, -1), preferred_element_type=jnp.float32)
-        q = q.reshape(u.shape)
-    p = tuple(u[..., gate, :].astype(jnp.float32) for gate in range(gates))
-    q = tuple(q[..., gate, :] for gate in range(gates))
+        # A product for each gate: parts of a joint one would be put together again, number by number, in the gradient.
+        h = carry[0].astype(inner.dtype)
+        q = tuple(jnp.dot(h, inner[:, gate], preferred_element_type=jnp.float32) for gate in range(cell.gates))
     return cell.step(carry, cell.pre(p, (*q[:-1], q[-1] + own_bias)))
 
 
-def elementwise_step(cell: Callable, carry, u: jax.Array):
+def elementwise_step(cell: Callable, carry: tuple | None, gates: Gates) -> tuple:
     """A step of an elementwise recurrence; what a window gives is the cell's output."""
-    gates = tuple(u[..., gate, :].astype(jnp.float32) for gate in range(u.shape[-2]))
-    before = jnp.zeros_like(gates[0]) if carry is None else carry[1]
-    after, y = cell(before, gates)
+    after, y = cell(jnp.zeros_like(gates[0]) if carry is None else carry[1], gates)
     return y, after
 
 
@@ -74,42 +71,41 @@ ELEMENTWISE = {
 }
 
 
-def window_states(step: Step, bias: jax.Array, u: jax.Array, tail: jax.Array, start: jax.Array) -> jax.Array:
-    """The last state of every window [b n d], from projected inputs u [b n gates d] and those before them, `tail`.
+def window_states(step: Step, bias: jax.Array, u: Gates, tail: Gates, start: jax.Array) -> jax.Array:
+    """The last state of every window [b n d], from projected inputs u [b n d] and those before them, `tail`.
 
     Before a document's first token are inputs of zero, whose projection is zero: all that they give is the bias.
     """
-    b, n, gates, d = u.shape
-    flat = [x.reshape(*x.shape[:2], -1) for x in (u, tail)]
+    backwards = [list(taps(*gate, start)) for gate in zip(u, tail, strict=True)]  # of each gate, the token's own first
     carry = None
-    for back in reversed(list(taps(*flat, start))):
-        carry = step(carry, back.reshape(b, n, gates, d) + bias.astype(u.dtype))
-    return carry[0].astype(u.dtype)
+    for gates in reversed(list(zip(*backwards, strict=True))):
+        carry = step(carry, tuple(gate.astype(jnp.float32) + own for gate, own in zip(gates, bias, strict=True)))
+    return carry[0].astype(u[0].dtype)
 
 
-def in_stretches(function: Callable, u: jax.Array, tail: jax.Array, start: jax.Array, kept: int) -> jax.Array:
+def in_stretches(function: Callable, u: Gates, tail: Gates, start: jax.Array, kept: int) -> jax.Array:
     """`function(u, tail, start)` a stretch of positions at a time, each made anew for its gradient, if it keeps much.
 
     `kept` are the bytes that the backward pass finds of one position of all rows.
     """
-    n, back = u.shape[1], tail.shape[1]
+    (b, n), back = start.shape, tail[0].shape[1]
     if n * kept <= KEPT:
         return function(u, tail, start)
     stretch = max(size for size in range(1, n + 1) if n % size == 0 and (size == 1 or size * kept <= KEPT))
-    everything = jnp.concatenate([tail, u], axis=1)
+    everything = tuple(jnp.concatenate(gate, axis=1) for gate in zip(tail, u, strict=True))
     # Where the document of a stretch's first token begins is seen in the starts of the window before it.
     starts = jnp.pad(start, ((0, 0), (back, 0)))
 
     @jax.checkpoint
     def one(at):
-        here, flags = (jax.lax.dynamic_slice_in_dim(x, at, back + stretch, axis=1) for x in (everything, starts))
+        *here, flags = (jax.lax.dynamic_slice_in_dim(x, at, back + stretch, axis=1) for x in (*everything, starts))
         begins = jnp.max(jnp.where(flags[:, :back], jnp.arange(back), -1), axis=1, initial=-1)  # [b] -1: before
-        inside = jnp.arange(back) >= begins[:, None]
-        before = jnp.where(inside.reshape(*inside.shape, *[1] * (u.ndim - 2)), here[:, :back], 0.0)
-        return function(here[:, back:], before, flags[:, back:])
+        inside = (jnp.arange(back) >= begins[:, None])[..., None]
+        before = tuple(jnp.where(inside, gate[:, :back], 0.0) for gate in here)
+        return function(tuple(gate[:, back:] for gate in here), before, flags[:, back:])
 
     pieces = jax.lax.map(one, jnp.arange(0, n, stretch))  # [n/stretch b stretch d]
-    return pieces.swapaxes(0, 1).reshape(u.shape[0], n, -1)
+    return pieces.swapaxes(0, 1).reshape(b, n, -1)
 
 
 class RTransformerLayer(TransformerLayer):
@@ -151,8 +147,7 @@ class RTransformerLayer(TransformerLayer):
     def local_rnn(self, prefix: str, u: jax.Array, tail: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Every window's last state [b n d] (eq. 5 of the paper), and the tail for the next segment."""
         into, bias, step = self.cell_at(prefix)
-        projected = project_gates(u, into)
-        before = project_gates(tail.astype(u.dtype), into)
+        projected, before = (tuple(jnp.moveaxis(project_gates(x, into), 2, 0)) for x in (u, tail.astype(u.dtype)))
         run = functools.partial(window_states, step, bias)
         numbers = u.shape[0] * (self.window - 1) * into.shape[1] * self.dim  # of all gates, one position of all rows
         return in_stretches(run, projected, before, start, 4 * 2 * numbers), next_tail(u, tail, start)
@@ -161,7 +156,7 @@ class RTransformerLayer(TransformerLayer):
         """A LocalRNN's input kernel [d gates d], its bias [gates d], and its step."""
         if self.cell in CELLS:
             into, bias, inner, own_bias = cell_weights(self, prefix, self.dim, self.dim, self.cell)
-            return into, bias, functools.partial(matrix_step, CELLS[self.cell], inner, own_bias, self.dtype)
+            return into, bias, functools.partial(matrix_step, CELLS[self.cell], inner.astype(self.dtype), own_bias)
         found, d = ELEMENTWISE[self.cell], self.dim
         into = gate_kernel(self, f"{prefix}kernel", (d, found.gates, d))
         bias = channel_vector(self, f"{prefix}bias", (found.gates, d), nn.initializers.zeros)

@@ -33,7 +33,6 @@ from block_recurrent.layers.parameters import (
     uniform,
 )
 from block_recurrent.layers.recurrence import recur
-from block_recurrent.layers.relative_bias import BUCKETS
 
 HIGHWAYS = ("input", "projected", None)
 NORMS = (None, "pre", "post")
@@ -273,7 +272,7 @@ class SRUppLayer(SRUBase):
             cached_values,
             start,
             jnp.full((self.heads,), (p // self.heads) ** -0.5),
-            jnp.zeros((self.heads, BUCKETS)),
+            None,
             query_tile_of(self.context, self.query_tile),
             attention_mask(self, self.attention_dropout, self.heads, self.context),
             sees_itself=True,

@@ -18,7 +18,6 @@ from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.norms import layer_norm_unbiased
 from block_recurrent.layers.parameters import attention_mask, kernel, offset, scale
-from block_recurrent.layers.relative_bias import BUCKETS
 
 
 class Positions(nn.Module):
@@ -102,7 +101,7 @@ class TransformerLayer(nn.Module):
             cached_values,
             start,
             jnp.full((self.heads,), (self.dim // self.heads) ** -0.5),
-            jnp.zeros((self.heads, BUCKETS)),
+            None,
             query_tile_of(self.context, self.query_tile),
             attention_mask(self, self.dropout, self.heads, self.context),
             sees_itself=True,

@@ -17,13 +17,17 @@ from block_recurrent.data.store import Mixture, Split
 
 @dataclass(frozen=True)
 class Score:
-    """Totals over what was evaluated, and the split's own ratios to turn them into the usual figures."""
+    """Totals over what was evaluated, and the split's own ratios to turn them into the usual figures.
+
+    Of labelled sequences `tokens` are the labels, and `hits` those that were guessed right.
+    """
 
     nats: float
     tokens: int
     documents: int
     bytes_per_token: float
     words_per_token: float
+    hits: int | None = None
 
     @property
     def loss(self) -> float:
@@ -51,8 +55,15 @@ class Score:
         """exp(nats per token): the figure of corpora of words, ends of lines counted."""
         return 2.0 ** min(self.bits_per_token, 1000.0)
 
+    @property
+    def accuracy(self) -> float | None:
+        """The share of labels that were guessed right; None where there are none."""
+        return None if self.hits is None else self.hits / self.tokens
+
     def to_json(self) -> dict:
         return {
+            "nats_per_token": self.loss,
+            **({} if self.hits is None else {"accuracy": self.accuracy, "hits": self.hits}),
             "bits_per_token": self.bits_per_token,
             "bits_per_byte": self.bits_per_byte,
             "perplexity": self.perplexity,
@@ -84,14 +95,17 @@ class Evaluator:
         reset_every: int | None = None,
     ):
         self.model, self.rows, self.segment, self.place = model, rows, segment, place
+        self.labelled = hasattr(model.head, "losses_and_hits")
         self.reset_every = reset_every
         self.streaming = {"shuffle": False, "epochs": 1, "local": local, "uncut": uncut}
 
         def evaluated(params, batch, memory):
-            losses, memory = model.apply(
-                {"params": params}, batch["inputs"], batch["targets"], memory, batch["start"], method="losses"
-            )
-            return jnp.sum(losses * batch["weights"]), jnp.sum(batch["weights"]), losses, memory
+            arguments = (batch["inputs"], batch["targets"], memory, batch["start"])
+            method = "losses_and_hits" if self.labelled else "losses"
+            losses, memory = model.apply({"params": params}, *arguments, method=method)
+            losses, hits = losses if self.labelled else (losses, jnp.zeros_like(losses))
+            sums = [jnp.sum(part * batch["weights"]) for part in (losses, jnp.ones_like(losses), hits)]
+            return jnp.stack(sums), (losses, hits), memory
 
         self._evaluated = jax.jit(evaluated, donate_argnums=2)
         self._initial = initial or jax.jit(lambda: model.initial_state(rows))
@@ -104,12 +118,12 @@ class Evaluator:
         """The whole split, or its first `batches` batches."""
         stream = self.stream(split)
         sums, documents = [], 0
-        for nats, tokens, _, cursor in itertools.islice(self._walk(params, stream), batches):
-            sums.append((nats, tokens))
+        for found, _, cursor in itertools.islice(self._walk(params, stream), batches):
+            sums.append(found)
             documents = sum(cursor.upcoming)
             if len(sums) > 2:  # fetched late, so that the device never waits
-                sums[-3] = tuple(map(float, sums[-3]))
-        nats, tokens = np.sum([tuple(map(float, pair)) for pair in sums], axis=0)
+                sums[-3] = np.asarray(sums[-3], np.float64)
+        nats, tokens, hits = np.sum([np.asarray(found, np.float64) for found in sums], axis=0)
         predictions = stream.predictions
         return Score(
             nats=float(nats),
@@ -117,21 +131,27 @@ class Evaluator:
             documents=documents,
             bytes_per_token=sum(int(np.sum(part.split.bytes[part.whole])) for part in stream.parts) / predictions,
             words_per_token=sum(int(np.sum(part.split.words[part.whole])) for part in stream.parts) / predictions,
+            hits=int(hits) if self.labelled else None,
         )
 
     def losses(self, params, stream: RowStream) -> Iterator[tuple[Span, np.ndarray]]:
         """Every token's loss in nats: spans of documents, and the losses of each [count]."""
+        for span, losses, _ in self.losses_and_hits(params, stream):
+            yield span, losses
+
+    def losses_and_hits(self, params, stream: RowStream) -> Iterator[tuple[Span, np.ndarray, np.ndarray]]:
+        """The same, and whether each token's guess of the label is right, where there is one."""
         waiting, before = deque(), stream.begin()
-        for *_, losses, after in self._walk(params, stream):
-            waiting.append((stream.spans(before), losses))
+        for _, of_tokens, after in self._walk(params, stream):
+            waiting.append((stream.spans(before), *of_tokens))
             before = after
             if len(waiting) > 2:
                 yield from in_spans(*waiting.popleft())
-        for spans, losses in waiting:
-            yield from in_spans(spans, losses)
+        for found in waiting:
+            yield from in_spans(*found)
 
-    def _walk(self, params, stream: RowStream) -> Iterator[tuple[jax.Array, jax.Array, jax.Array, Cursor]]:
-        """Batch after batch: the sums of losses and weights, all losses [rows segment], and the cursor after it."""
+    def _walk(self, params, stream: RowStream) -> Iterator[tuple[jax.Array, tuple[jax.Array, jax.Array], Cursor]]:
+        """Batch after batch: sums of losses, weights and hits, losses and hits [rows segment], and the cursor after."""
         memory, cursor = self._initial(), stream.begin()
         while not stream.finished(cursor):
             batch, after = stream.read(cursor)
@@ -142,10 +162,13 @@ class Evaluator:
             yield *found, cursor
 
 
-def in_spans(spans: Sequence[Span], losses: jax.Array) -> Iterator[tuple[Span, np.ndarray]]:
-    losses = np.asarray(losses)
+def in_spans(
+    spans: Sequence[Span], losses: jax.Array, hits: jax.Array
+) -> Iterator[tuple[Span, np.ndarray, np.ndarray]]:
+    losses, hits = np.asarray(losses), np.asarray(hits)
     for span in spans:
-        yield span, losses[span.row, span.at : span.at + span.count]
+        here = (span.row, slice(span.at, span.at + span.count))
+        yield span, losses[here], hits[here]
 
 
 def forget(start: np.ndarray, spans: Sequence[Span], every: int) -> None:

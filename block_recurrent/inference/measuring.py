@@ -111,7 +111,7 @@ def measure(
     stream = evaluator.stream(split)
     texts = Texts(stream, vocabulary)
     count, edges = len(texts), position_edges(evaluator.model.block, texts.longest)
-    kinds = kinds_of_words(texts) if count >= FEWEST else None
+    kinds = kinds_of_words(texts) if count >= FEWEST and vocabulary.is_text else None
     by_position = np.zeros((2, count, len(edges)))  # nats and tokens
     by_word = np.zeros((2, count, len(WORDS)))
     done, words_of = 0, {}
@@ -160,7 +160,7 @@ def position_edges(block: int, longest: int) -> np.ndarray:
 class Texts:
     """The documents of a stream that is read once, numbered in the order of their splits."""
 
-    def __init__(self, stream: RowStream, vocabulary: Vocabulary):
+    def __init__(self, stream: RowStream, vocabulary: Vocabulary | None = None):
         self.parts, self.vocabulary = stream.parts, vocabulary
         self.first = np.cumsum([0, *map(len, self.parts)])  # number of each part's first document
         splits = [part.split for part in self.parts]

@@ -28,6 +28,7 @@ from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.history import HistoryCurve, history_curve
 from block_recurrent.inference.inspection import inside
+from block_recurrent.inference.labels import MeasuredLabels, measure_labels
 from block_recurrent.inference.measuring import Measured, measure
 from block_recurrent.inference.stop_strings import ends_in_stop, texts_of
 from block_recurrent.inference.streaming import Scorer, Scores, Stream
@@ -100,6 +101,17 @@ class Run:
         """A row for each line of its log: "step", and what was measured there."""
         return read_metrics(self.workdir / METRICS)
 
+    @property
+    def tells_labels(self) -> bool:
+        """Whether it is a classifier, which predicts no tokens."""
+        return hasattr(self.model.head, "classes")
+
+    def _need_text(self) -> None:
+        """Refuses what only a language model can do."""
+        if self.tells_labels or not self.vocabulary.is_text:
+            kind = "tells labels" if self.tells_labels else f"is one of {self.vocabulary.kind}"
+            raise UserError(f"{self.workdir} {kind}: only a language model can do this")
+
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         return saved_vocabulary(self.about["vocabulary"], str(self.workdir))
@@ -154,9 +166,9 @@ class Run:
 
     def params_as(self, dtype: Any) -> Any:
         """The parameters read anew, as bfloat16 or another type."""
-        tokens = jnp.zeros((1, self.model.block), jnp.int32)
+        model, start = self.model, jnp.zeros((1, self.model.block), bool)
         shapes = jax.eval_shape(
-            lambda: self.model.init(jax.random.key(0), tokens, self.model.initial_state(1), tokens.astype(bool))
+            lambda: model.init(jax.random.key(0), model.blank(1, model.block), model.initial_state(1), start)
         )
         return self.checkpoints.restore_params(self.step, nn.unbox(shapes)["params"], dtype)
 
@@ -177,6 +189,7 @@ class Run:
 
     def stream(self, file: str | Path | None = None) -> Stream:
         """A document to be fed in pieces of any size; from a `file`, one that was put away by `save`."""
+        self._need_text()
         config = hashlib.sha256(self.config.encode()).hexdigest()
         identity = {"config": config, "step": self.step, "vocabulary": self.about["vocabulary"]}
         return Stream(self._scorer, self.params, self.vocabulary, identity, file)
@@ -200,6 +213,7 @@ class Run:
         is searched for. It ends before the first of the strings `stop`. A stream stays where it is: feed it what you
         want to keep.
         """
+        self._need_text()
         if isinstance(prompt, Stream):
             prompt.flush()
             prompts, state = [prompt.last], prompt.state_before_last()
@@ -251,11 +265,15 @@ class Run:
         reset_every: int | None = None,
         learning: Learning | None = None,
         progress: Callable = lambda done, total: None,
-    ) -> Measured:
-        """Measures a split, or `texts` by their names, document by document.
+    ) -> Measured | MeasuredLabels:
+        """Measures a split, or `texts` by their names, document by document; of a classifier, the labels it tells.
 
         With `reset_every` the model forgets everything after so many blocks; with `learning` it goes on learning.
         """
+        if self.tells_labels and (texts is not None or reset_every or learning):
+            raise UserError(
+                f"{self.workdir} tells labels, which a text of yours has not: it is evaluated on a split alone"
+            )
         if texts is not None:
             data, names = split_in_memory(texts.values(), self.vocabulary), list(texts)
         else:
@@ -270,10 +288,14 @@ class Run:
             rows = rows or max(min(self.settings["rows"], documents), 1)
             segment = self.settings["segment"] * max(self.settings["rows"] // rows, 1)
             evaluator = Evaluator(self.model, rows, segment, uncut=True, reset_every=reset_every)
+        if self.tells_labels:
+            return measure_labels(evaluator, self.params, data, opened.manifest["labels"], names, progress)
         return measure(evaluator, self.params, data, self.vocabulary, names, progress)
 
     def history(self, split: str = "test", store: str | None = None, **how: Any) -> HistoryCurve:
         """How much the model makes of its past: block_recurrent/inference/history.py."""
+        if self.tells_labels:
+            raise UserError(f"{self.workdir} tells labels: there is no history curve of them")
         return history_curve(self.model, self.params, self.split(split, store), **how)
 
 

@@ -21,12 +21,14 @@ def attend(
     same_document: jax.Array | None = None,
     keep: jax.Array | None = None,
     held: jax.Array | None = None,
+    holds_any: bool = False,
 ) -> jax.Array:
     """Softmax attention of queries [... q h k] over keys and values [... j h k], in float32.
 
     Keys and values outside a query's document (`same_document` [... q j] false) count as zeros, which still take
     their share of the softmax by their position's bias. Those that are not `held` [... q j] take none; a query for
-    which nothing is held gets zeros. `keep` is a dropout mask, broadcast to [... h q j].
+    which nothing is held gets zeros, unless `holds_any` says that there is none. `keep` is a dropout mask, broadcast to
+    [... h q j].
     """
     logits = jnp.einsum("...qhk,...jhk->...hqj", queries, keys, preferred_element_type=jnp.float32)
     if same_document is not None:
@@ -39,7 +41,7 @@ def attend(
     weights = checkpoint_name(jax.nn.softmax(logits, axis=-1), WEIGHTS)
     if same_document is not None:
         weights = jnp.where(same_document, weights, 0.0)
-    if held is not None:
+    if held is not None and not holds_any:
         weights = jnp.where(held, weights, 0.0)
     if keep is not None:
         weights = weights * keep
@@ -92,7 +94,7 @@ def sliding_window_attention(
     cached_values: jax.Array,
     start: jax.Array,
     scale: jax.Array,
-    bias_table: jax.Array,
+    bias_table: jax.Array | None,
     query_tile: int,
     keep: jax.Array | None = None,
     sees_itself: bool = False,
@@ -102,9 +104,10 @@ def sliding_window_attention(
     """Attends over a segment and the cache: outputs [b n h k], and the next cache, keys and values [b w h k].
 
     queries, keys, values [b n h k], keys and queries normalised; cached_keys, cached_values [b w h k]; start [b n];
-    scale [h]; bias_table [h 32]; keep [h w 2w]. Before the first token of a document lie zero keys and values, masked
-    with `mask_empty` alone. With `sees_itself` a query's own key is the last of its window. A length that is a multiple
-    of the window takes starts on its multiples unless they may be anywhere, and tiles of `query_tile` queries.
+    scale [h]; bias_table [h 32], or None for no bias; keep [h w 2w]. Before the first token of a document lie zero keys
+    and values, masked with `mask_empty` alone, which goes without a bias. With `sees_itself` a query's own key is the
+    last of its window. A length that is a multiple of the window takes starts on its multiples unless they may be
+    anywhere, and tiles of `query_tile` queries.
     """
     b, n = queries.shape[:2]
     window = cached_keys.shape[1]
@@ -113,7 +116,9 @@ def sliding_window_attention(
     all_values = jnp.concatenate([cached_values.astype(values.dtype), values], axis=1)
     whole_blocks = n % window == 0 and not starts_anywhere
     tile = query_tile if n % window == 0 else min(n, window)
-    bias = window_bias(bias_table, jnp.abs(scale), window, tile, sees_itself)  # [h q j]
+    bias = None
+    if bias_table is not None:
+        bias = window_bias(bias_table, jnp.abs(scale), window, tile, sees_itself)  # [h q j]
 
     # The backward pass copies keys and values into their tiles anew: kept, the copies would be most of the memory.
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(WEIGHTS))
@@ -146,17 +151,25 @@ def sliding_window_attention(
             keep = tiles_of_mask(keep, tile, query_tiles.shape[1])
         held = None
         if mask_empty:
-            held = holds_token(key_tiles)[:, :, None, :]  # [b t 1 j]
             # A query that sees nothing at all must not take comfort in the keys outside its window.
-            held = held & (bias[0] > MASKED / 2)
+            held = holds_token(key_tiles)[:, :, None, :] & in_window(window, tile, sees_itself)  # [b t q j]
             held = held if same_document is None else held & same_document
-        outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep, held)
+            same_document = None  # what is masked needs not be zero, too
+        # A query that sees itself never sees nothing, unless its own key is zero.
+        outputs = attend(query_tiles, key_tiles, value_tiles, bias, same_document, keep, held, sees_itself)
         return outputs.reshape(b, -1, *queries.shape[2:])[:, :n]
 
     outputs = in_tiles(queries, all_keys, all_values, bias, keep)
 
     next_keys, next_values = (tail_of_document(x, start).astype(cached_keys.dtype) for x in (all_keys, all_values))
     return outputs, next_keys, next_values
+
+
+def in_window(window: int, tile: int, sees_itself: bool) -> np.ndarray:
+    """Which keys of a tile, window + tile of them, are in the window of each of its queries: [q j]."""
+    first = np.arange(tile)[:, None] + int(sees_itself)
+    keys = np.arange(window + tile)
+    return (keys >= first) & (keys < first + window)
 
 
 def tiles_of_mask(mask: jax.Array, tile: int, tiles: int) -> jax.Array:

@@ -1,5 +1,7 @@
 """Heads of a language model: how tokens become vectors, and features the probabilities of the next token.
 
+Those of music and of labels are in signal_heads.py.
+
     tables = head.tables(model)                 # declared in the model, for both of its ends
     x = head.embed(tables, tokens, dtype)       # [b n] to [b n d]
     latents, weights = head(tables, features)   # what there is per token, [b n ...], and for all tokens
@@ -34,6 +36,10 @@ class Head(nn.Module):
         embedding, projection = tables
         vectors = look_up(embedding, tokens).astype(dtype)
         return vectors if projection is None else vectors @ projection.astype(dtype)
+
+    def record(self, vocabulary_size: int) -> int | None:
+        """How many numbers make a position of the input, [b n record] then; None for tokens, [b n]."""
+        return None
 
     def scores_of_a_token(self, vocabulary_size: int) -> int:
         """How many numbers a token's loss is made of, at most."""

@@ -21,7 +21,7 @@ class LanguageModel(nn.Module):
 
     `losses` gives the same model's cross-entropies, `loss_chunk` tokens of each row at a time: by default as many as
     make 256 MiB of scores on a device. `dim` is the width that the stack is given; vectors of tokens may have another,
-    `embedding_dim`.
+    `embedding_dim`. With a head of signal_heads.py it is a model of music, or one that tells the label of a sequence.
     """
 
     vocabulary_size: int
@@ -50,6 +50,11 @@ class LanguageModel(nn.Module):
     def initial_state(self, batch: int) -> tuple:
         return self.stack.initial_state(batch)
 
+    def blank(self, rows: int, n: int) -> jax.Array:
+        """Inputs of zeros, of the shape and type that the model takes."""
+        record = self.head.record(self.vocabulary_size)
+        return jnp.zeros((rows, n), jnp.int32) if record is None else jnp.zeros((rows, n, record), jnp.uint8)
+
     @nn.compact
     def features(self, tokens: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         """What the logits are made of: [b n d]."""
@@ -72,7 +77,7 @@ class LanguageModel(nn.Module):
         """Cross-entropy in nats of each target [b n]."""
         features, state = self.features(tokens, state, start)
         latents, weights = self.head(self.tables, features)
-        b, n = targets.shape
+        b, n = targets.shape[:2]
         most = self.loss_chunk or tokens_at_once(b, self.head.scores_of_a_token(self.vocabulary_size))
         chunk = max(c for c in range(1, min(n, most) + 1) if n % c == 0)
         if chunk == n:
@@ -87,6 +92,13 @@ class LanguageModel(nn.Module):
 
         chunks = jax.tree.map(in_chunks, (latents, targets))
         return jax.lax.map(chunk_losses, chunks).swapaxes(0, 1).reshape(b, n), state
+
+    def losses_and_hits(
+        self, tokens: jax.Array, targets: jax.Array, state: tuple, start: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+        """Of a classifier: cross-entropies and whether the likeliest label is the target, [b n] each."""
+        features, state = self.features(tokens, state, start)
+        return self.head.losses_and_hits(*self.head(self.tables, features), targets), state
 
 
 def tokens_at_once(rows: int, scores: int) -> int:

@@ -109,7 +109,8 @@ def train(
     scale, stops = decided(plateau, losses)
     if jax.process_index() == 0 and not stops:
         (folder / STOPPED).unlink(missing_ok=True)  # with a larger `stop_after` a run that was over goes on
-    report = Reporter(folder, steps, step, evaluated, active=jax.process_index() == 0)
+    positions = data.vocabulary.positions
+    report = Reporter(folder, steps, step, evaluated, positions, active=jax.process_index() == 0)
     metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens)
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
@@ -232,3 +233,14 @@ def check_vocabulary(model: nn.Module, store: Store) -> None:
             f"{store.folder} has {size} token ids, the model's vocabulary_size is {model.vocabulary_size}: "
             f"set it to {size} or more"
         )
+    record, labels = store.manifest.get("record"), store.manifest.get("labels")
+    if record != model.head.record(model.vocabulary_size):
+        kind = store.manifest["vocabulary"]["kind"]
+        raise UserError(
+            f"{store.folder} is one of {kind}, which {type(model.head).__name__}, the model's head, is not for"
+        )
+    classes = getattr(model.head, "classes", None)
+    if (labels and len(labels)) != classes:
+        has = f"{len(labels)} labels" if labels else "no labels"
+        wants = f"is for {classes} of them" if classes else "is for none"
+        raise UserError(f"{store.folder} has {has}, the model's head, {type(model.head).__name__}, {wants}")

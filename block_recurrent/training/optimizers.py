@@ -20,6 +20,11 @@ class Optimizer:
     clip: float | None = None  # largest global norm of the gradient
 
 
+def constant(rate: float) -> Schedule:
+    """The same learning rate at every step."""
+    return lambda step: jnp.full((), rate, jnp.float32)
+
+
 def inverse_square_root(scale: float = 1.0, warmup: int = 1000) -> Schedule:
     """scale / sqrt(step) after a linear warm-up to its value there (Hutchins et al. 2022: 0.0316 after 1000 steps)."""
 

@@ -21,7 +21,7 @@ def overview(model: nn.Module, params, mesh: Mesh, rows: int, segment: int, step
     state = jax.eval_shape(lambda: model.initial_state(1))
     state_bytes = sum(np.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     tokens = rows * segment
-    corpus = stream.predictions
+    corpus = stream.inputs
     device = jax.devices()[0]
     shape = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     return "\n".join(

@@ -22,8 +22,10 @@ from block_recurrent.quiet import import_tensorflow
 class Reporter:
     """Writes a run's metrics and lines; only the main process has one that writes."""
 
-    def __init__(self, workdir: epath.Path, steps: int, resumed_at: int, evaluated: int, active: bool = True):
-        self.active, self.steps = active, steps
+    def __init__(
+        self, workdir: epath.Path, steps: int, resumed_at: int, evaluated: int, positions: str, active: bool = True
+    ):
+        self.active, self.steps, self.positions = active, steps, positions
         if not active:
             return
         self.metrics_file = workdir / METRICS
@@ -70,10 +72,20 @@ class Reporter:
 
     def validation(self, step: int, score: Score, is_best: bool) -> None:
         """An evaluation's row."""
-        bits = {"validation_bits_per_token": score.bits_per_token, "validation_bits_per_byte": score.bits_per_byte}
-        text = f"step {step}: validation {score.bits_per_byte:.4f} bits per byte, {score.bits_per_token:.4f} per token"
+        values = {"validation_loss": score.loss}
+        if score.hits is not None:
+            values["validation_accuracy"] = score.accuracy
+            text = f"{score.accuracy:.2%} right, {score.loss:.4f} nats per label"
+        elif self.positions != "tokens":
+            text = f"{score.loss:.4f} nats per {self.positions.removesuffix('s')}"
+        else:
+            values |= {
+                "validation_bits_per_token": score.bits_per_token,
+                "validation_bits_per_byte": score.bits_per_byte,
+            }
+            text = f"{score.bits_per_byte:.4f} bits per byte, {score.bits_per_token:.4f} per token"
         text += f"; step {step} is the best so far, loss {score.loss:.4f}" if is_best else ""
-        self.metrics(step, {"validation_loss": score.loss, **bits}, text)
+        self.metrics(step, values, f"step {step}: validation {text}")
 
     def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
         if self.active and self.bar is not None:

@@ -15,7 +15,7 @@ from block_recurrent.layers.health import COLLECTION, measures_of
 from block_recurrent.training.optimizers import Optimizer, layer_by_layer
 from block_recurrent.training.sharding import BATCH, in_mesh, named, optimizer_specs, parameter_specs
 
-Batch = dict[str, jax.Array]  # inputs, targets, weights, start: each [b n]
+Batch = dict[str, jax.Array]  # inputs, targets, weights, start: each [b n], the first two [b n record] where it is one
 
 
 @flax.struct.dataclass
@@ -95,9 +95,11 @@ class Trainer:
 
     def abstract_batch(self, segment: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes, types and sharding of a batch of segments of so many tokens."""
-        types = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32, "start": jnp.bool_}
-        shape, sharding = (self.rows, segment), self.batch_sharding
-        return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}
+        position = jax.eval_shape(lambda: self.model.blank(self.rows, segment))
+        shapes = {"inputs": position, "targets": position}
+        shapes |= {"weights": position.update(shape=(self.rows, segment), dtype=jnp.float32)}
+        shapes |= {"start": shapes["weights"].update(dtype=jnp.bool_)}
+        return {name: shape.update(sharding=self.batch_sharding) for name, shape in shapes.items()}
 
     def step(self, state: TrainState, batch: Batch, scale: float = 1.0) -> tuple[TrainState, dict[str, jax.Array]]:
         """Takes this process's rows of the batch, and what the learning rate is multiplied by; donates `state`."""
@@ -126,8 +128,8 @@ class Trainer:
 
 def init_params(model: nn.Module, key: jax.Array):
     """Fresh parameters, boxed with the names of their axes."""
-    tokens = jnp.zeros((1, model.block), jnp.int32)
-    return model.init(key, tokens, model.initial_state(1), jnp.zeros(tokens.shape, bool))["params"]
+    start = jnp.zeros((1, model.block), bool)
+    return model.init(key, model.blank(1, model.block), model.initial_state(1), start)["params"]
 
 
 def boxed_params(model: nn.Module):
