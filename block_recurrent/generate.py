@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> None:
 
     sampling = Sampling(**{"temperature": 0.8, **drawing})
     run = open_run(options.workdir, options.trust or ()).at(options.step)
+    run.need_text()
     texts = [text if isinstance(text, str) else read_utf8(text).decode() for text in texts]
     texts = texts or ([""] if options.go_on else ["\n"])
     texts = [text for text in texts for _ in range(samples)]

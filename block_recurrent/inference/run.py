@@ -106,11 +106,11 @@ class Run:
         """Whether it is a classifier, which predicts no tokens."""
         return hasattr(self.model.head, "classes")
 
-    def _need_text(self) -> None:
-        """Refuses what only a language model can do."""
+    def need_text(self) -> None:
+        """Refuses what only a language model of text can do."""
         if self.tells_labels or not self.vocabulary.is_text:
             kind = "tells labels" if self.tells_labels else f"is one of {self.vocabulary.kind}"
-            raise UserError(f"{self.workdir} {kind}: only a language model can do this")
+            raise UserError(f"{self.workdir} {kind}: only a language model of text can do this")
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -189,7 +189,7 @@ class Run:
 
     def stream(self, file: str | Path | None = None) -> Stream:
         """A document to be fed in pieces of any size; from a `file`, one that was put away by `save`."""
-        self._need_text()
+        self.need_text()
         config = hashlib.sha256(self.config.encode()).hexdigest()
         identity = {"config": config, "step": self.step, "vocabulary": self.about["vocabulary"]}
         return Stream(self._scorer, self.params, self.vocabulary, identity, file)
@@ -213,7 +213,7 @@ class Run:
         is searched for. It ends before the first of the strings `stop`. A stream stays where it is: feed it what you
         want to keep.
         """
-        self._need_text()
+        self.need_text()
         if isinstance(prompt, Stream):
             prompt.flush()
             prompts, state = [prompt.last], prompt.state_before_last()
@@ -249,6 +249,7 @@ class Run:
 
     def states(self, text: str | bytes) -> dict[str, np.ndarray]:
         """What every layer shows of itself over a text: block_recurrent/inference/inspection.py says what."""
+        self.need_text()
         tokens = self.vocabulary.encode(text.encode() if isinstance(text, str) else text)
         return inside(self.model, self.params, tokens)
 
@@ -275,6 +276,7 @@ class Run:
                 f"{self.workdir} tells labels, which a text of yours has not: it is evaluated on a split alone"
             )
         if texts is not None:
+            self.need_text()
             data, names = split_in_memory(texts.values(), self.vocabulary), list(texts)
         else:
             opened = self.store(store)

@@ -128,11 +128,13 @@ def look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.take(constrain(table, "vocab", None), tokens, axis=0)
 
 
-def scores(latents: jax.Array, table: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """latents [b n ... d] against every row of the table [v d]: float32 [b n ... v]."""
+def scores(
+    latents: jax.Array, table: jax.Array, bias: jax.Array | None = None, axis: str | None = "vocab"
+) -> jax.Array:
+    """latents [b n ... d] against every row of the table [v d]: float32 [b n ... v], v along that axis of the mesh."""
     # Cast here, where a loss in chunks adds up the table's gradient: so the sum is float32.
     found = jnp.einsum("...d,vd->...v", latents, table.astype(latents.dtype), preferred_element_type=jnp.float32)
-    found = constrain(found, "batch", "length", *[None] * (found.ndim - 3), "vocab")
+    found = constrain(found, "batch", "length", *[None] * (found.ndim - 3), axis)
     return found if bias is None else found + bias
 
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers.axes import partitioned
-from block_recurrent.layers.heads import Head, cross_entropy
+from block_recurrent.layers.heads import Head, cross_entropy, scores
 from block_recurrent.layers.parameters import uniform
 
 
@@ -37,6 +37,9 @@ class Output(Head):
     def __call__(self, tables: tuple, features: jax.Array) -> tuple[jax.Array, tuple]:
         weights, bias = linear(self, "kernel", features.shape[-1], self.outputs, "embed", None)
         return features, (weights.T, bias)
+
+    def logits(self, latents: jax.Array, weights: tuple) -> jax.Array:
+        return scores(latents, *weights, axis=None)  # too few to be spread over devices
 
     def map_of(self, model: nn.Module, inputs: int) -> tuple:
         """The tables of a model that is given `inputs` numbers at each position."""
@@ -68,6 +71,8 @@ class Notes(Output):
         return -(-vocabulary_size // 8)
 
     def tables(self, model: nn.Module) -> tuple:
+        if model.vocabulary_size != self.keys:
+            raise UserError(f"the model's vocabulary_size is {model.vocabulary_size}, its head has {self.keys} keys")
         return self.map_of(model, self.keys)
 
     @property

@@ -8,6 +8,7 @@ from flax import linen as nn
 from block_recurrent.layers.adaptive import Adaptive
 from block_recurrent.layers.heads import MixtureOfSoftmaxes, Tied, Untied
 from block_recurrent.layers.language_model import LanguageModel
+from block_recurrent.layers.signal_heads import Classifier, Notes
 from block_recurrent.layers.stack import pattern, stack
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.feedback import feedback_stack
@@ -25,13 +26,14 @@ from tests.reference.stack import run_feedback_stack, run_language_model, run_la
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, its slow reference, and its input: vectors of width `dim`, or tokens of a vocabulary."""
+    """A layer, its slow reference, and its input: vectors of width `dim`, tokens, or records of so many bytes."""
 
     name: str
     layer: nn.Module
     reference: Callable  # (layer, params, x, state, start) -> (y, state), float64 NumPy
     dim: int = 12
     vocabulary: int | None = None
+    record: int | None = None
 
 
 def slide(**changes):
@@ -60,10 +62,11 @@ def r_transformer(**changes):
     return RTransformerLayer(**{"dim": 12, "heads": 2, "context": 5, "window": 3, **changes})
 
 
-def with_head(name, head, **options):
+def with_head(name, head, vocabulary=17, record=None, **options):
     """A language model of one layer, for the sake of its head."""
-    model = LanguageModel(17, 12, stack([slide(window=4)]), head=head, **options)
-    return Case(f"language_model_{name}", model, run_language_model, vocabulary=17)
+    model = LanguageModel(vocabulary, 12, stack([slide(window=4)]), head=head, **options)
+    inputs = {"record": record} if record else {"vocabulary": vocabulary}
+    return Case(f"language_model_{name}", model, run_language_model, **inputs)
 
 
 AS_IN_THE_PAPER = {"sees_itself": True, "mask_empty": True}
@@ -147,4 +150,8 @@ CASES = [
     with_head("mixture_of_softmaxes", MixtureOfSoftmaxes(experts=3)),
     with_head("adaptive", Adaptive(cutoffs=(6, 10), div_value=2), embedding_dim=8),
     with_head("adaptive_untied_projections", Adaptive(cutoffs=(7,), div_value=3, tie_projections=False)),
+    with_head("notes", Notes(keys=19), vocabulary=19, record=3),
+    with_head("notes_as_they_are", Notes(keys=12, projected=False), vocabulary=12, record=2),
+    with_head("classifier", Classifier(classes=3), embedding_dim=8),
+    with_head("classifier_of_pixels", Classifier(classes=3, pixels=True), vocabulary=256),
 ]

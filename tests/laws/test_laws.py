@@ -27,6 +27,8 @@ class Subject:
         rng = np.random.default_rng(0)
         if case.vocabulary:
             self.x = rng.integers(0, case.vocabulary, (ROWS, self.length))
+        elif case.record:
+            self.x = rng.integers(0, 256, (ROWS, self.length, case.record)).astype(np.uint8)
         else:
             self.x = rng.normal(size=(ROWS, self.length, case.dim)).astype(np.float32)
         self.no_start = np.zeros((ROWS, self.length), bool)
@@ -63,7 +65,7 @@ class Subject:
 
     def reference(self, params):
         """The slow version's outputs and state, in float64."""
-        x = self.x if self.case.vocabulary else self.x.astype(np.float64)
+        x = self.x.astype(np.float64) if self.x.dtype == np.float32 else self.x
         return self.case.reference(self.layer, params, x, in_float64(self.state), self.start)
 
     @functools.cached_property
@@ -73,7 +75,10 @@ class Subject:
     def altered(self, t):
         """The input with token t of every row changed."""
         x = self.x.copy()
-        x[:, t] = (x[:, t] + 1) % self.case.vocabulary if self.case.vocabulary else -x[:, t] + 1.0
+        if self.case.vocabulary:
+            x[:, t] = (x[:, t] + 1) % self.case.vocabulary
+        else:
+            x[:, t] = ~x[:, t] if self.case.record else -x[:, t] + 1.0
         return x
 
 

@@ -1,19 +1,33 @@
-"""The heads of a language model in NumPy, one token at a time, from the equations."""
+"""The heads of models in NumPy, one token at a time, from the equations."""
 
 import numpy as np
 
 from block_recurrent.layers.adaptive import Adaptive
 from block_recurrent.layers.heads import MixtureOfSoftmaxes, Tied, Untied
+from block_recurrent.layers.signal_heads import Classifier, Notes
 
 
 def embed(model, params, token):
-    """The vector of a token [d]."""
+    """The vector of a token [d]; of music, of a frame's bytes."""
+    if isinstance(model.head, Notes):
+        return linear(params, keys_down(token, model.head.keys))
+    if isinstance(model.head, Classifier) and model.head.pixels:
+        return linear(params, np.array([token / 255.0]))
     if isinstance(model.head, Adaptive):
         cluster = sum(token >= cutoff for cutoff in model.head.cutoffs)
         row = token - (0, *model.head.cutoffs)[cluster]
         return params[f"embedding_{cluster}"][row] @ params[f"embedding_projection_{cluster}"]
     vector = params["embedding"][token]
     return vector @ params["embedding_projection"] if "embedding_projection" in params else vector
+
+
+def keys_down(frame, keys):
+    """1.0 for every key that is down: the first key is the highest bit of the first byte."""
+    return np.array([float(frame[key // 8] >> (7 - key % 8) & 1) for key in range(keys)])
+
+
+def linear(params, numbers):
+    return numbers @ params["embedding"] + params["embedding_bias"] if "embedding" in params else numbers
 
 
 def logits(model, params, x):
@@ -29,6 +43,10 @@ def tied(head, params, own, x):
 
 def untied(head, params, own, x):
     return x @ own["kernel"] + own["bias"]
+
+
+def output(head, params, own, x):
+    return x @ own["kernel"] + own["kernel_bias"]
 
 
 def mixture_of_softmaxes(head, params, own, x):
@@ -58,4 +76,11 @@ def softmax(x):
     return e / e.sum()
 
 
-HEADS = {Tied: tied, Untied: untied, MixtureOfSoftmaxes: mixture_of_softmaxes, Adaptive: adaptive}
+HEADS = {
+    Tied: tied,
+    Untied: untied,
+    MixtureOfSoftmaxes: mixture_of_softmaxes,
+    Adaptive: adaptive,
+    Notes: output,
+    Classifier: output,
+}
