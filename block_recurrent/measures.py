@@ -11,7 +11,6 @@ class Measure:
     """A figure of an evaluation: something of its documents, summed, by how much of them there is."""
 
     name: str
-    label: str
     source: str  # where `evaluate` writes it
     interval: str | None = None  # and its interval
     factor: float = 1.0  # to it from what is written there
@@ -21,7 +20,11 @@ class Measure:
     held_out: str | None = None  # where `train` writes it, in the course of training
     difference: str = ""  # how a column of differences is headed
     layout: str = ".3f"
-    exact: str = ".4f"
+    exact: str = ".4f"  # where there is room
+
+    @property
+    def label(self) -> str:
+        return self.name.replace("_", " ")
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,9 @@ class Kind:
         return [measure for measure in self.measures if measure.held_out]
 
 
-BITS_PER_TOKEN = Measure("bits_per_token", "bits per token", "bits_per_token", "bits_per_token_interval", unit=BITS)
+BITS_PER_TOKEN = Measure("bits_per_token", "bits_per_token", "bits_per_token_interval", unit=BITS)
 BITS_PER_BYTE = Measure(
     "bits_per_byte",
-    "bits per byte",
     "bits_per_byte",
     per="bytes",
     unit=BITS,
@@ -62,16 +64,14 @@ BITS_PER_BYTE = Measure(
 )
 NATS_PER_FRAME = Measure(
     "nats_per_frame",
-    "nats per frame",
     "bits_per_token",
     "bits_per_token_interval",
     factor=BITS,
     held_out="validation_loss",
     difference="difference per frame",
 )
-NATS_PER_LABEL = Measure("nats_per_label", "nats per label", "nats_per_token", per=None, held_out="validation_loss")
+NATS_PER_LABEL = Measure("nats_per_label", "nats_per_token", per=None, held_out="validation_loss")
 ACCURACY = Measure(
-    "accuracy",
     "accuracy",
     "accuracy",
     "accuracy_interval",
