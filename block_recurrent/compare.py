@@ -1,4 +1,4 @@
-"""Trains configs on the same data, tokens and seeds, one after another, and sets them side by side.
+"""Trains configs on the same data and seeds, one after another, and sets them side by side.
 
 python -m block_recurrent.compare configs/side_by_side/{sru,lrn}.gin --task=python_stdlib --tokens=1e6 --output=runs/two
 python -m block_recurrent.compare ... --seeds=0,1,2 --gin.train.rows=8   # bindings are for every config
@@ -6,6 +6,7 @@ python -m block_recurrent.compare ... --table_only                       # of wh
 
 Stopped or killed, the same command goes on; with more configs or seeds it does what is not done yet. Every run is one
 of `train` in OUTPUT/CONFIG-seedSEED. A run's schedule ends with its tokens, so those of a comparison cannot be changed.
+Without --tokens each config trains for its own steps. Where it keeps its best checkpoint, that is the one evaluated.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--task", help="train on data/TASK, which is prepared first where that takes no --input")
     data.add_argument("--store", metavar="FOLDER", help="train on this prepared store")
-    parser.add_argument("--tokens", type=float, required=True, help="of training, the same for every config")
+    parser.add_argument(
+        "--tokens", type=float, help="of training, the same for every config (default: each config's own steps)"
+    )
     parser.add_argument("--seeds", type=seeds, default=[0], metavar="SEED,...", help="one run for each (default: 0)")
     parser.add_argument("--output", type=Path, required=True, help="the folder of all runs, the table and the plots")
     parser.add_argument("--split", default="test", help="to evaluate on: test (default) or validation")
@@ -47,10 +50,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--trust", action="append", default=[], help="as in evaluate")
     parser.add_argument("--table_only", action="store_true", help="train nothing: the table and plots of what is there")
     options, bindings = gin_bindings(parser, arguments)
-    if not 1 <= options.tokens < math.inf:
+    if options.tokens is not None and not 1 <= options.tokens < math.inf:
         raise UserError(f"--tokens={options.tokens}: give a number of tokens, 1 or more")
     for name in (binding.partition("=")[0].strip() for binding in bindings):
-        if name in BOUND:
+        if name in BOUND and (BOUND[name] != "--tokens" or options.tokens is not None):
             raise UserError(f"--gin.{name}: a comparison sets it by {BOUND[name]}")
     return options, bindings
 
@@ -66,6 +69,7 @@ def main(arguments: list[str]) -> None:
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
 
     from block_recurrent.comparison import write
+    from block_recurrent.measures import kind_of
 
     contenders = [contender(name, file, bindings, options.tokens) for name, file in named(options.configs).items()]
     store = prepared_store(options, environment)
@@ -75,7 +79,7 @@ def main(arguments: list[str]) -> None:
     if not scores:
         raise UserError("; ".join(failed) or f"{options.output} has no finished run yet: there is no table to make")
     about = {
-        "tokens": int(options.tokens),
+        "tokens": None if options.tokens is None else int(options.tokens),
         "store": store.folder,
         "split": options.split,
         "bindings": bindings,
@@ -83,7 +87,7 @@ def main(arguments: list[str]) -> None:
     }
     finished = {run.contender for run in scores}
     costs = {each: cost(each, bindings) for each in contenders if each in finished}
-    write(options.output, about, scores, costs)
+    write(options.output, about, scores, costs, kind_of(store.manifest))
     if failed:
         raise UserError(f"{len(failed)} of {len(runs)} runs failed, and the table is without them: {'; '.join(failed)}")
 
@@ -100,13 +104,16 @@ def named(files: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def contender(name: str, file: str, bindings: list[str], tokens: float) -> Contender:
-    """A config, with the steps that the tokens take."""
+def contender(name: str, file: str, bindings: list[str], tokens: float | None) -> Contender:
+    """A config, with the steps that the tokens take, or its own."""
     from block_recurrent import config
     from block_recurrent.plan import configured_training
 
     config.parse([file], bindings)
-    per_step = configured_training().tokens_per_step
+    training = configured_training()
+    per_step = training.tokens_per_step
+    if tokens is None:
+        return Contender(name, file, per_step, training.steps)
     steps = math.ceil(tokens / per_step)
     if steps * per_step != tokens:
         print(f"{name}: {tokens:,.0f} tokens are rounded up to {steps:,} steps of {per_step:,}: {steps * per_step:,}")
@@ -157,6 +164,7 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
     from block_recurrent import config
     from block_recurrent.data.store import contents
     from block_recurrent.inference.run import RUN, read_about
+    from block_recurrent.training.loop import train
 
     config.parse([contender.config], bindings)
     names = [macro if macro in config.defined_names() else f"train.{macro.lower()}" for macro in ("STEPS", "STORE")]
@@ -168,10 +176,11 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
             f"{workdir} holds a run of another config (first difference: {differing[0]}): choose another --output"
         )
     if config.differences(workdir, config.MAY_CHANGE - config.LENGTH):
-        raise UserError(f"{workdir} holds a run of another number of tokens: choose another --output")
+        raise UserError(f"{workdir} holds a run of another number of tokens or steps: choose another --output")
     if (workdir / RUN).exists() and read_about(workdir)["splits"] != contents(store):
         raise UserError(f"{workdir} holds a run on other data than {store.folder}: choose another --output")
-    return Run(contender, seed, workdir, tuple(f"--gin.{binding}" for binding in (*bindings, *own)))
+    keeps_best = "keep_best" in config.names_given_to(train) and config.bindings_of(train, "keep_best")["keep_best"]
+    return Run(contender, seed, workdir, tuple(f"--gin.{binding}" for binding in (*bindings, *own)), keeps_best)
 
 
 def finish(runs: Sequence[Run], options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
@@ -191,7 +200,7 @@ def finish(runs: Sequence[Run], options: argparse.Namespace, environment: Mappin
                     training = [f"--gin_file={run.contender.config}", f"--workdir={run.workdir}", *run.arguments]
                     training += ["--skip_damaged"] * options.skip_damaged
                     call("train", training, environment, [lock.fileno()])
-                evaluation = [str(run.workdir), f"--split={options.split}", f"--step={run.last_step}"]
+                evaluation = [str(run.workdir), f"--split={options.split}", f"--step={run.evaluated_step}"]
                 evaluation += [f"--trust={package}" for package in options.trust]
                 call("evaluate", evaluation, environment, [lock.fileno()])
             except UserError as error:

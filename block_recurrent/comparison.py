@@ -1,7 +1,6 @@
 """Finished runs side by side: their figures as one document, a table of it, and pictures."""
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,9 +11,9 @@ import numpy as np
 
 from block_recurrent.errors import UserError
 from block_recurrent.inference.statistics import paired_interval, ratio_interval
+from block_recurrent.measures import TEXT, Kind, Measure, kind_with
 from block_recurrent.plots import draw, draw_intervals
 
-MEASURES = {"bits_per_token": "tokens", "bits_per_byte": "bytes"}  # and what each is per, in a document
 NOT_KNOWN = "-"
 NOTES = (
     "In brackets: 95 % intervals over documents, of differences over pairs of them; they tell of other documents, not "
@@ -22,6 +21,11 @@ NOTES = (
     "FLOPs are of training, as `plan` counts them. Times are of runs one after another, on a machine that may have had "
     "other work: no benchmark.",
 )
+TOLD_OF_RUNS = {  # where it is true of any
+    "stopped": "Stopped early by held-out losses",
+    "best": "Evaluated at the best checkpoint by held-out loss",
+    "missing": "Not finished",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Run:
     seed: int
     workdir: Path
     arguments: tuple[str, ...]
+    keeps_best: bool = False
 
     @property
     def last_step(self) -> int:
@@ -54,26 +59,36 @@ class Run:
     def is_trained(self) -> bool:
         return (self.workdir / "checkpoints" / str(self.last_step)).is_dir()
 
+    @property
+    def evaluated_step(self) -> int:
+        """The best step of a run that is trained and keeps it; else the last."""
+        from block_recurrent.inference.run import best_step
+
+        if not (self.keeps_best and self.is_trained()):
+            return self.last_step
+        names = [folder.name for folder in (self.workdir / "checkpoints").iterdir()]
+        return best_step(self.workdir, sorted(int(name) for name in names if name.isdigit()))
+
     def score(self, split: str) -> dict | None:
         """What `evaluate` wrote; None before, or where it was killed in writing."""
         try:
-            return json.loads((self.workdir / "evaluation" / f"{split}-{self.last_step}.json").read_text())
+            return json.loads((self.workdir / "evaluation" / f"{split}-{self.evaluated_step}.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return None
 
 
-def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Contender, dict]) -> None:
+def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Contender, dict], kind: Kind = TEXT) -> None:
     """Writes comparison.json, comparison.md and the plots of runs that are finished, and prints the table."""
     from rich.console import Console
     from rich.table import Table
 
-    entries = compared(scores, costs)
+    entries = compared(scores, costs, kind, timed=about["tokens"] is None)
+    early = [f"{run.workdir.name} at step {run.last_step:,}" for run in scores if run.last_step < run.contender.steps]
+    best = [f"{run.workdir.name} at step {run.evaluated_step:,}" for run in scores if run.keeps_best]
+    about = {**about, **({"stopped": early} if early else {}), **({"best": best} if best else {})}
     (output / "comparison.json").write_text(json.dumps({**about, "configs": entries}, indent=2) + "\n")
     header, *rows = cells(entries)
-    title = f"{about['tokens']:,} tokens of {Path(about['store']).name}"
-    early = [f"{run.workdir.name} at step {run.last_step:,}" for run in scores if run.last_step < run.contender.steps]
-    told_of = {"Stopped early by held-out losses": early, "Not finished": about["missing"]}
-    notes = [*NOTES, *(f"{what}: {', '.join(names)}." for what, names in told_of.items() if names)]
+    title, notes = title_of(about), notes_of(about)
     lines = [f"{title}, evaluated on {about['split']}", "", *markdown(header, rows), "", *notes]
     (output / "comparison.md").write_text("\n".join(lines) + "\n")
     plots = draw_plots(output / "plots", title, about["split"], entries)
@@ -90,7 +105,18 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict]:
+def title_of(about: dict) -> str:
+    """What was done with which data."""
+    data, tokens = Path(about["store"]).name, about["tokens"]
+    return f"{data}, each config's own steps" if tokens is None else f"{int(tokens):,} tokens of {data}"
+
+
+def notes_of(about: dict) -> list[str]:
+    told_of = {what: about.get(name) for name, what in TOLD_OF_RUNS.items()}
+    return [*NOTES, *(f"{what}: {', '.join(names)}." for what, names in told_of.items() if names)]
+
+
+def compared(scores: dict[Run, dict], costs: dict[Contender, dict], kind: Kind, timed: bool) -> list[dict]:
     """An entry for each contender, in the order of `costs`; differences are to the first."""
     from block_recurrent.inference.run import read_metrics
 
@@ -99,7 +125,7 @@ def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict
     for run, score in scores.items():
         by_seed.setdefault(run.contender, {})[run.seed] = score
         metrics.setdefault(run.contender, []).append(read_metrics(run.workdir / "metrics.jsonl"))
-    check_documents(scores)
+    check_documents(scores, kind)
     first = next(iter(costs))
     speeds = {contender: speed(rows) for contender, rows in metrics.items()}
     return [
@@ -110,54 +136,62 @@ def compared(scores: dict[Run, dict], costs: dict[Contender, dict]) -> list[dict
             "seeds": list(by_seed[contender]),
             "tokens_per_second": speeds[contender],
             "relative_time_per_token": speeds[first] and speeds[contender] and speeds[first] / speeds[contender],
-            **{name: figure(name, list(by_seed[contender].values())) for name in MEASURES},
-            "difference": difference(by_seed[contender], by_seed[first]) if contender != first else None,
-            "curve": curve(metrics[contender], contender.tokens_per_step),
+            **({"minutes": minutes(metrics[contender], contender.tokens_per_step)} if timed else {}),
+            **{measure.name: figure(measure, list(by_seed[contender].values())) for measure in kind.measures},
+            "difference": difference(kind, by_seed[contender], by_seed[first]) if contender != first else None,
+            "curve": curve(kind.main, metrics[contender], contender.tokens_per_step),
         }
         for contender, cost in costs.items()
     ]
 
 
-def check_documents(scores: dict[Run, dict]) -> None:
+def check_documents(scores: dict[Run, dict], kind: Kind) -> None:
     """Refuses scores of different documents, which cannot be paired."""
     seen = {run: score["per_document"] for run, score in scores.items()}
     for run, documents in seen.items():
         first, expected = next(iter(seen.items()))
-        if any(documents[key] != expected[key] for key in ("name", "tokens", "bytes")):
+        if any(documents[key] != expected[key] for key in ("name", *dict(kind.described))):
             raise UserError(
                 f"{run.workdir} was evaluated on other documents than {first.workdir}: remove its evaluation/ and give "
                 "the same command again"
             )
 
 
-def figure(name: str, scores: Sequence[dict]) -> dict:
+def figure(measure: Measure, scores: Sequence[dict]) -> dict:
     """A measure of one contender: its mean over seeds, how far they are apart, and an interval over documents."""
-    values = [score[name] for score in scores]
-    interval = in_bits(ratio_interval(mean_nats(scores), scores[0]["per_document"][MEASURES[name]]))
+    values = [measure.factor * score[measure.source] for score in scores]
+    interval = in_unit(measure, ratio_interval(summed(measure, scores), counted(measure, scores)))
     return {"mean": fmean(values), "by_seed": values, "spread": max(values) - min(values), "interval": interval}
 
 
-def difference(own: dict[int, dict], first: dict[int, dict]) -> dict | None:
+def difference(kind: Kind, own: dict[int, dict], first: dict[int, dict]) -> dict | None:
     """Each measure less the first contender's, on the seeds that both have."""
     shared = [seed for seed in own if seed in first]
     if not shared:
         return None
     ours, theirs = [own[seed] for seed in shared], [first[seed] for seed in shared]
     found: dict = {"seeds": shared}
-    for name, unit in MEASURES.items():
-        value = fmean(a[name] - b[name] for a, b in zip(ours, theirs, strict=True))
-        interval = paired_interval(mean_nats(ours), mean_nats(theirs), ours[0]["per_document"][unit])
-        found[name] = {"mean": value, "interval": in_bits(interval)}
+    for measure in kind.measures:
+        source, factor = measure.source, measure.factor
+        value = fmean(factor * (a[source] - b[source]) for a, b in zip(ours, theirs, strict=True))
+        interval = paired_interval(summed(measure, ours), summed(measure, theirs), counted(measure, ours))
+        found[measure.name] = {"mean": value, "interval": in_unit(measure, interval)}
     return found
 
 
-def mean_nats(scores: Sequence[dict]) -> np.ndarray:
-    """Nats of each document, averaged over seeds."""
-    return np.mean([score["per_document"]["nats"] for score in scores], axis=0)
+def summed(measure: Measure, scores: Sequence[dict]) -> np.ndarray:
+    """What a measure sums up, of each document, averaged over seeds."""
+    return np.mean([score["per_document"][measure.of] for score in scores], axis=0)
 
 
-def in_bits(interval: tuple[float, float] | None) -> list[float] | None:
-    return interval and [bound / math.log(2) for bound in interval]
+def counted(measure: Measure, scores: Sequence[dict]) -> Sequence[float]:
+    """What it is per, of each document."""
+    documents = scores[0]["per_document"]
+    return documents[measure.per] if measure.per else np.ones(len(documents["name"]))
+
+
+def in_unit(measure: Measure, interval: tuple[float, float] | None) -> list[float] | None:
+    return interval and [bound / measure.unit for bound in interval]
 
 
 def speed(runs: Sequence[list[dict]]) -> float | None:
@@ -167,28 +201,41 @@ def speed(runs: Sequence[list[dict]]) -> float | None:
     return median(speeds) if speeds else None
 
 
-def curve(runs: Sequence[list[dict]], tokens_per_step: int) -> dict[str, list[float]]:
-    """Held-out bits per byte in the course of training, averaged over seeds."""
-    name = "validation_bits_per_byte"
+def minutes(runs: Sequence[list[dict]], tokens_per_step: int) -> float | None:
+    """Of training, without evaluations, from rows of metrics, averaged over seeds."""
+    seconds = []
+    for rows in runs:
+        timed = [(row["step"], row["tokens_per_second"]) for row in rows if "tokens_per_second" in row]
+        begins = [0, *(step for step, _ in timed)]
+        steps = [(step - begin, speed) for begin, (step, speed) in zip(begins, timed, strict=False)]
+        seconds.append(sum(count * tokens_per_step / speed for count, speed in steps))
+    return fmean(seconds) / 60 if all(seconds) else None
+
+
+def curve(measure: Measure, runs: Sequence[list[dict]], tokens_per_step: int) -> dict[str, list[float]]:
+    """A measure of held-out data in the course of training, averaged over seeds."""
+    name = measure.held_out
     by_step = [{row["step"]: row[name] for row in rows if name in row} for rows in runs]
     steps = [step for step in by_step[0] if all(step in each for each in by_step)]
-    bits = [fmean(each[step] for each in by_step) for step in steps]
-    return {"tokens": [step * tokens_per_step for step in steps], "bits_per_byte": bits}
+    means = [fmean(each[step] for each in by_step) for step in steps]
+    return {"tokens": [step * tokens_per_step for step in steps], measure.name: means}
 
 
 def cells(entries: Sequence[dict]) -> list[list[str]]:
     """The table, its header first; a column that nothing is known of is left out."""
+    kind = kind_with(entries[0])
+    main, position = kind.main, kind.position
     columns = {
         "config": [entry["name"] for entry in entries],
         "parameters": [short(entry["parameters"]) for entry in entries],
-        "model FLOPs per token": [short(entry["model_flops_per_token"]) for entry in entries],
+        f"model FLOPs per {position}": [short(entry["model_flops_per_token"]) for entry in entries],
         "hardware FLOPs": [short(entry["hardware_flops_per_token"]) for entry in entries],
-        "relative time per token": [told(entry["relative_time_per_token"], "{:.2f}") for entry in entries],
-        "bits per token": [with_interval(entry["bits_per_token"], "{:.3f}") for entry in entries],
-        "bits per byte": [with_interval(entry["bits_per_byte"], "{:.3f}") for entry in entries],
-        "spread of seeds": [spread(entry) for entry in entries],
-        "difference per byte": [
-            with_interval(entry["difference"]["bits_per_byte"], "{:+.3f}") if entry["difference"] else NOT_KNOWN
+        f"relative time per {position}": [told(entry["relative_time_per_token"], "{:.2f}") for entry in entries],
+        "minutes of training": [told(entry.get("minutes"), "{:.1f}") for entry in entries],
+        **{each.label: [with_interval(entry[each.name], each.layout) for entry in entries] for each in kind.measures},
+        "spread of seeds": [spread(entry, main) for entry in entries],
+        main.difference: [
+            with_interval(entry["difference"][main.name], f"+{main.layout}") if entry["difference"] else NOT_KNOWN
             for entry in entries
         ],
     }
@@ -208,15 +255,16 @@ def told(value: float | None, layout: str) -> str:
     return NOT_KNOWN if value is None else layout.format(value)
 
 
-def spread(entry: dict) -> str:
-    """How far the seeds' bits per byte are apart, and how many there are."""
+def spread(entry: dict, measure: Measure) -> str:
+    """How far the seeds' figures are apart, and how many there are."""
     count = len(entry["seeds"])
-    return f"{entry['bits_per_byte']['spread']:.3f} of {count}" if count > 1 else NOT_KNOWN
+    return f"{entry[measure.name]['spread']:{measure.layout}} of {count}" if count > 1 else NOT_KNOWN
 
 
 def with_interval(figure: dict, layout: str) -> str:
     bounds = figure["interval"]
-    return layout.format(figure["mean"]) + (f" [{', '.join(map(layout.format, bounds))}]" if bounds else "")
+    within = ", ".join(format(bound, layout) for bound in bounds or ())
+    return format(figure["mean"], layout) + (f" [{within}]" if within else "")
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -226,15 +274,12 @@ def markdown(header: list[str], rows: list[list[str]]) -> list[str]:
 
 def draw_plots(folder: Path, title: str, split: str, entries: Sequence[dict]) -> list[Path]:
     """Draws what there is to draw; the files that were drawn."""
-    files = [folder / "final.png"]
-    draw_intervals(
-        files[0],
-        title,
-        {entry["name"]: (entry["bits_per_byte"]["mean"], entry["bits_per_byte"]["interval"]) for entry in entries},
-        f"bits per byte on {split}",
-    )
+    kind, files = kind_with(entries[0]), [folder / "final.png"]
+    main = kind.main
+    finals = {entry["name"]: (entry[main.name]["mean"], entry[main.name]["interval"]) for entry in entries}
+    draw_intervals(files[0], title, finals, f"{main.label} on {split}")
     curves = {entry["name"]: tuple(entry["curve"].values()) for entry in entries if entry["curve"]["tokens"]}
     if curves:
-        files.append(folder / "bits_per_byte.png")
-        draw(files[-1], title, {"bits per byte on validation": curves}, "tokens")
+        files.append(folder / f"{main.name}.png")
+        draw(files[-1], title, {f"{main.label} on validation": curves}, f"{kind.position}s")
     return files

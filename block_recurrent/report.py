@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
 
     from block_recurrent.inference.run import METRICS, run_folder
+    from block_recurrent.measures import TEXT
     from block_recurrent.reported_runs import read_run, samples_of, told_apart
     from block_recurrent.run_pages import COMPARISON, REPORT, comparison_page, run_page, runs_page
 
@@ -38,7 +39,11 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{comparison} is a folder of `compare`, whose page is in it: give it alone, without --output")
     workdirs = sorted(file.parent for file in comparison.glob(f"*/{METRICS}")) if comparison else folders
     runs = told_apart([read_run(workdir) for workdir in workdirs])
-    if not options.no_samples:
+    for run in runs[1:]:
+        if run.kind != runs[0].kind:
+            one, other = (f"{each.workdir} is judged by {each.kind.main.label}" for each in (runs[0], run))
+            raise UserError(f"{one}, {other}: give runs of one kind")
+    if runs and runs[0].kind is TEXT and not options.no_samples:
         runs = [replace(run, samples=samples_of(run.workdir, options.trust)) for run in runs]
     if comparison:
         for run in runs:
@@ -56,13 +61,14 @@ def main(arguments: list[str]) -> None:
         print(summary(run))
     print(f"  report       {file}\n")
     if len(runs) == 1:
-        print(next_commands(runs[0].workdir, runs[0].rows[-1]["step"]))
+        print(next_commands(runs[0].workdir, runs[0].rows[-1]["step"], runs[0].kind is TEXT))
 
 
 def summary(run) -> str:
     """Where everything of a run is, and its figures."""
+    main = run.kind.main
     scores = [
-        f"  {score.bits_per_byte:.3f} bits per byte on {score.label} at step {score.step:,}  ({score.file})"
+        f"  {score.figures[main][0]:{main.layout}} {main.label} on {score.label} at step {score.step:,}  ({score.file})"
         for score in run.scores
     ]
     tensorboard = Path(executable()).with_name("tensorboard")
@@ -77,17 +83,19 @@ def summary(run) -> str:
     )
 
 
-def next_commands(workdir: epath.Path, step: int) -> str:
-    """The exact commands to go on with: resume, evaluate, generate, and the same on one's own text."""
+def next_commands(workdir: epath.Path, step: int, writes_text: bool) -> str:
+    """The exact commands to go on with: resume, evaluate, and, of a language model, generate and one's own text."""
     from block_recurrent.inference.run import read_about
 
     run = f"{executable()} -m block_recurrent"
     command = " ".join(word for word in read_about(workdir)["command"].split() if not word.startswith("--gin.STEPS="))
+    resume = ["Go on:", f"  resume, longer    {run}.train {command} --gin.STEPS={2 * step}"]
+    if not writes_text:
+        return "\n".join([*resume, f"  evaluate          {run}.evaluate {workdir}"])
     mine = " ".join(word for word in command.split() if not word.startswith("--workdir="))
     return "\n".join(
         [
-            "Go on:",
-            f"  resume, longer    {run}.train {command} --gin.STEPS={2 * step}",
+            *resume,
             f"  evaluate          {run}.evaluate {workdir} --text=README.md",
             f"  generate          {run}.generate {workdir} --prompt='class ' --samples=3 --top_p=0.9",
             "On your own folder of text:",

@@ -14,6 +14,7 @@ from block_recurrent.data.files import absolute
 from block_recurrent.errors import UserError, first_line
 from block_recurrent.inference.generation import Sampling
 from block_recurrent.inference.run import METRICS, Run, open_run, read_about, read_metrics
+from block_recurrent.measures import LABELS, Kind, Measure, kind_of
 
 TEMPERATURE = 0.8
 PROMPT = 40  # tokens of a held-out document
@@ -24,12 +25,21 @@ Interval = tuple[float, float] | None
 
 @dataclass(frozen=True)
 class Part:
-    """Bits per token of some of the tokens that were evaluated."""
+    """A figure of some of what was evaluated, and how many tokens or documents that is."""
 
     of: str
-    tokens: int
-    bits_per_token: float
+    count: int
+    value: float
     interval: Interval
+
+
+@dataclass(frozen=True)
+class Document:
+    """What is told of a document beside its loss, and that."""
+
+    name: str
+    described: tuple[str, ...]
+    loss: float
 
 
 @dataclass(frozen=True)
@@ -40,15 +50,14 @@ class Score:
     label: str
     step: int
     documents: int
-    tokens: int
-    bits_per_token: float
-    interval: Interval
-    bits_per_byte: float
+    tokens: int | None
+    figures: dict[Measure, tuple[float, Interval]]
     perplexity: float | None
     positions: dict[int, Part]  # by where the stretch ends
     history: dict[int, Part]  # by its tokens
     words: tuple[Part, ...]
-    per_document: tuple[tuple[str, float, int, int], ...]  # name, nats, tokens and bytes
+    classes: tuple[Part, ...]
+    per_document: tuple[Document, ...]
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,7 @@ class ReportedRun:
 
     name: str
     workdir: epath.Path
+    kind: Kind
     rows: list[dict[str, float]]  # of metrics
     scores: list[Score]
     config: str
@@ -91,13 +101,16 @@ def read_run(workdir: epath.Path) -> ReportedRun:
     rows = [row for row in rows if "step" in row]
     if not rows:
         raise UserError(f"{workdir} has no {METRICS} with a row in it: give the --workdir of a training run")
-    of_words = read_about(workdir)["vocabulary"]["kind"] == "words"
+    about = read_about(workdir)
+    kind = LABELS if any("validation_accuracy" in row for row in rows) else kind_of(about)
+    of_words = about["vocabulary"]["kind"] == "words"
     counted = re.search(r"parameters: +([\d,]{1,20}) ", text_of(workdir / "train.log"))
     return ReportedRun(
         name_of(workdir),
         workdir,
+        kind,
         rows,
-        [read_score(file, of_words) for file in sorted((workdir / "evaluation").glob("*.json"))],
+        [read_score(file, kind, of_words) for file in sorted((workdir / "evaluation").glob("*.json"))],
         text_of(workdir / CONFIG),
         int(counted[1].replace(",", "")) if counted else None,
     )
@@ -112,33 +125,24 @@ def text_of(file: epath.Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def read_score(file: epath.Path, of_words: bool) -> Score:
+def read_score(file: epath.Path, kind: Kind, of_words: bool) -> Score:
     try:
         found = json.loads(file.read_text())
         perplexity = found.get("perplexity" if of_words else "word_perplexity")
         history = found.get("history") or []
-        without = float(history[0]["bits_per_token"]) if history else 0.0
-        documents = found.get("per_document") or dict.fromkeys(("name", "nats", "tokens", "bytes"), ())
         return Score(
             file=str(file),
             label=", ".join(map(str, [found["of"], *found.get("changed", ())])),
             step=int(found["step"]),
             documents=int(found["documents"]),
-            tokens=int(found["tokens"]),
-            bits_per_token=float(found["bits_per_token"]),
-            interval=bounds(found.get("bits_per_token_interval")),
-            bits_per_byte=float(found["bits_per_byte"]),
+            tokens=None if kind is LABELS else int(found["tokens"]),
+            figures={measure: read_figure(measure, found, measure.interval) for measure in kind.measures},
             perplexity=None if perplexity is None else float(perplexity),
-            positions={end_of(row["of"]): read_part(row) for row in found.get("by_position") or ()},
-            history={int(row["tokens"]): history_part(row, without) for row in history},
-            words=tuple(map(read_part, found.get("by_word") or ())),
-            per_document=tuple(
-                (str(name), float(nats), int(tokens), int(size))
-                for name, nats, tokens, size in zip(
-                    *(documents[key] for key in ("name", "nats", "tokens", "bytes")), strict=True
-                )
-                if tokens
-            ),
+            positions={end_of(row["of"]): read_part(row, kind.loss) for row in found.get("by_position") or ()},
+            history={int(row["tokens"]): history_part(row, history[0], kind.loss) for row in history},
+            words=tuple(read_part(row, kind.loss) for row in found.get("by_word") or ()),
+            classes=tuple(read_part(row, kind.main) for row in found.get("by_class") or ()),
+            per_document=read_documents(found, kind) if found.get("per_document") else (),
         )
     except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise UserError(
@@ -146,19 +150,42 @@ def read_score(file: epath.Path, of_words: bool) -> Score:
         ) from error
 
 
-def read_part(row: dict) -> Part:
-    return Part(str(row["of"]), int(row["tokens"]), float(row["bits_per_token"]), bounds(row["interval"]))
+def read_figure(measure: Measure, found: dict, interval: str | None) -> tuple[float, Interval]:
+    """A measure's value where it is written, and its interval by that name."""
+    return measure.factor * float(found[measure.source]), bounds(found.get(interval), measure.factor)
 
 
-def history_part(row: dict, without: float) -> Part:
+def read_part(row: dict, measure: Measure) -> Part:
+    count = row["tokens"] if "tokens" in row else row["documents"]
+    return Part(str(row["of"]), int(count), *read_figure(measure, row, "interval"))
+
+
+def history_part(row: dict, without: dict, measure: Measure) -> Part:
     """Figures with so much history; their interval is that of what it gains, seen from the figure `without` any."""
-    gained = bounds(row["gain_interval"]) if row["blocks"] else None
-    between = gained and (without - gained[1], without - gained[0])
-    return Part(f"{int(row['blocks']):,} blocks", int(row["tokens"]), float(row["bits_per_token"]), between)
+    value, gained = read_figure(measure, row, "gain_interval")
+    least, _ = read_figure(measure, without, None)
+    between = (least - gained[1], least - gained[0]) if gained and row["blocks"] else None
+    return Part(f"{int(row['blocks']):,} blocks", int(row["tokens"]), value, between)
 
 
-def bounds(found: Sequence[float] | None) -> Interval:
-    return None if found is None else (float(found[0]), float(found[1]))
+def read_documents(found: dict, kind: Kind) -> tuple[Document, ...]:
+    """Those that anything was predicted of."""
+    documents, loss = found["per_document"], kind.loss
+    names = dict(zip(sorted(set(documents.get("label", ()))), found.get("by_class") or (), strict=False))
+    columns = [
+        [str(names[value]["of"]) if key == "label" else f"{int(value):,}" for value in documents[key]]
+        for key, _ in kind.described
+    ]
+    counts = documents[loss.per] if loss.per else [1] * len(documents["name"])
+    return tuple(
+        Document(str(name), tuple(described), float(nats) / int(count) / loss.unit)
+        for name, nats, count, *described in zip(documents["name"], documents["nats"], counts, *columns, strict=True)
+        if count
+    )
+
+
+def bounds(found: Sequence[float] | None, factor: float) -> Interval:
+    return None if found is None else (factor * float(found[0]), factor * float(found[1]))
 
 
 def end_of(stretch: str) -> int:

@@ -61,6 +61,7 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
         "store": files.absolute(store.folder),
         "splits": contents(store),
         "vocabulary": store.manifest["vocabulary"],
+        **({"labels": store.manifest["labels"]} if "labels" in store.manifest else {}),
     }
     file = workdir / RUN
     if file.exists():
@@ -139,16 +140,7 @@ class Run:
     @property
     def best(self) -> int:
         """The step of the lowest validation loss, of those that were evaluated in training and have a checkpoint."""
-        losses = {row["step"]: held_out_loss(row) for row in self.metrics if held_out_loss(row) is not None}
-        if not losses:
-            raise UserError(f"{self.workdir} was not evaluated in training, so none of its steps is the best")
-        there = [step for step in self.steps if step in losses]
-        if not there:
-            raise UserError(
-                f"no step of {self.workdir} that was evaluated in training has a checkpoint: with "
-                "--gin.train.keep_best=True the best gets one"
-            )
-        return min(there, key=losses.__getitem__)
+        return best_step(self.workdir, self.steps)
 
     def at(self, step: int | str | None) -> "Run":
         """The same run at another step; at the best for "best", at the latest for None."""
@@ -344,6 +336,21 @@ def read_metrics(file: epath.Path) -> list[dict]:
         except json.JSONDecodeError:
             continue
     return rows
+
+
+def best_step(workdir: epath.Path, steps: Sequence[int]) -> int:
+    """Of steps that have a checkpoint, the one of the lowest validation loss in training."""
+    rows = read_metrics(workdir / METRICS)
+    losses = {row["step"]: held_out_loss(row) for row in rows if held_out_loss(row) is not None}
+    if not losses:
+        raise UserError(f"{workdir} was not evaluated in training, so none of its steps is the best")
+    there = [step for step in steps if step in losses]
+    if not there:
+        raise UserError(
+            f"no step of {workdir} that was evaluated in training has a checkpoint: with "
+            "--gin.train.keep_best=True the best gets one"
+        )
+    return min(there, key=losses.__getitem__)
 
 
 def held_out_loss(row: Mapping[str, float]) -> float | None:

@@ -26,14 +26,18 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">{1 + array.ndim}I", 2048 + array.ndim, *array.shape) + array.tobytes()
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
+def write_images(folder: Path) -> Path:
     """36 training images and 7 of test."""
-    (tmp_path / "mnist").mkdir()
+    folder.mkdir()
     for part, some in (("train", slice(36)), ("t10k", slice(36, None))):
         for name, array in ((f"{part}-images-idx3-ubyte", PIXELS), (f"{part}-labels-idx1-ubyte", DIGITS)):
-            (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(idx(array[some])))
-    return tmp_path / "mnist"
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx(array[some])))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return write_images(tmp_path / "mnist")
 
 
 def documents_of(source):
