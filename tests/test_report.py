@@ -288,7 +288,7 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     def finish_request(self, request, _):
         line = request.recv(1000).split(b"\r\n")[0].decode()
-        if ".google.com" not in line:  # the browser's own, which it asks with an empty page too
+        if ".google" not in line:  # the browser's own (google.com, googleapis.com), asked with an empty page too
             self.asked.append(line)
 
 
