@@ -22,7 +22,7 @@ from flax import linen as nn
 from block_recurrent.errors import UserError
 from block_recurrent.layers import health
 from block_recurrent.layers.attention import query_tile_of, scaled, sliding_window_attention
-from block_recurrent.layers.axes import constrain
+from block_recurrent.layers.axes import constrain, devices_along
 from block_recurrent.layers.dropout import dropout_key, keep_mask, tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
 from block_recurrent.layers.norms import rms_norm
@@ -117,8 +117,10 @@ class MemorizingLayer(nn.Module):
             self.mask_empty,
         )
         memory = tuple(jax.lax.stop_gradient(state[name]) for name in ("memory_keys", "memory_values"))
+        # A state is split by rows alone, so the memory has all heads everywhere: they are exchanged as they leave.
         left = tuple(
-            jax.lax.stop_gradient(left_window(state[name], new)) for name, new in (("keys", keys), ("values", values))
+            constrain(jax.lax.stop_gradient(left_window(state[name], new)), "batch", "length", None, None)
+            for name, new in (("keys", keys), ("values", values))
         )
         origin = origins(start, state["position"])
         in_memory, found_any = self.attend_memory(
@@ -191,12 +193,24 @@ class MemorizingLayer(nn.Module):
         return tuple(a.reshape(b, -1, *a.shape[3:])[:, :n] for a in (in_memory, found_any))
 
     def best(self, scores: jax.Array, count: int) -> jax.Array:
-        """Where the `count` best of scores [... m] are, best first; -1 where there are not so many to be seen."""
-        if self.search == "exact":
-            scores, places = jax.lax.top_k(scores, count)
-        else:
-            scores, places = jax.lax.approx_max_k(scores, count, recall_target=self.recall_target)
-        return jnp.where(scores > MASKED / 2, places, -1)
+        """Where the `count` best of scores [b h q m] are, best first; -1 where there are not so many to be seen."""
+
+        def search(scores: jax.Array) -> jax.Array:
+            if self.search == "exact":
+                scores, places = jax.lax.top_k(scores, count)
+            else:
+                scores, places = jax.lax.approx_max_k(scores, count, recall_target=self.recall_target)
+            return jnp.where(scores > MASKED / 2, places, -1)
+
+        if jax.sharding.get_abstract_mesh().size > 1:
+            # The partitioner does not split a search: it would bring the scores of all rows to every device.
+            axes = ("batch", "heads")
+            axes = (
+                None if size % devices_along(name) else name for name, size in zip(axes, scores.shape, strict=False)
+            )
+            split = nn.logical_to_mesh_axes((*axes, None, None))
+            search = jax.shard_map(search, in_specs=split, out_specs=split)
+        return search(scores)
 
 
 def origins(start: jax.Array, position: jax.Array) -> jax.Array:
@@ -288,4 +302,5 @@ def remember(memory: jax.Array, left: jax.Array, start: jax.Array, origin: jax.A
     number = jnp.arange(max(n - size, 0), n) - window - origin[:, None]  # of each token in its document, [b min(n,m)]
     places = jnp.where(number >= 0, number % size, size)  # outside the memory, and so nowhere, if of another document
     write = jax.vmap(lambda memory, places, new: memory.at[:, places].set(new.swapaxes(0, 1), mode="drop"))
-    return write(memory, places, left[:, max(n - size, 0) :].astype(memory.dtype))
+    memory = write(memory, places, left[:, max(n - size, 0) :].astype(memory.dtype))
+    return constrain(memory, "batch", None, None, None)
