@@ -135,7 +135,8 @@ class MemorizingLayer(nn.Module):
         y = FeedForward(self.mlp_dim, self.dropout, name="feed_forward")(x)
 
         memory_keys, memory_values = (
-            remember(old, new, start, origin[:, -1], self.window) for old, new in zip(memory, left, strict=True)
+            remember(old, new, start, origin[:, -1], self.window, in_memory)
+            for old, new in zip(memory, left, strict=True)
         )
         next_state = {
             "keys": next_keys,
@@ -291,14 +292,18 @@ def taken(memory: jax.Array, left: jax.Array, places: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(of_head))(memory, left, places)
 
 
-def remember(memory: jax.Array, left: jax.Array, start: jax.Array, origin: jax.Array, window: int) -> jax.Array:
+def remember(
+    memory: jax.Array, left: jax.Array, start: jax.Array, origin: jax.Array, window: int, read: jax.Array
+) -> jax.Array:
     """The memory [b h m k] after a call in which left [b n h k] have left the window; the last document's origin [b].
 
-    A row in which a document has started (start [b n]) holds that document alone.
+    A row in which a document has started (start [b n]) holds that document alone. `read` is what the call has found.
     """
     size, n = memory.shape[2], left.shape[1]
     begun = jnp.any(start, axis=1)[:, None, None, None]
-    memory = jax.lax.cond(jnp.any(start), lambda: jnp.where(begun, 0.0, memory), lambda: memory)
+    # Nothing hangs on `read` but the order: XLA copies a memory that it might write before it is read.
+    look = jnp.any(start) | jnp.any(jnp.isnan(read))
+    memory = jax.lax.cond(look, lambda: jnp.where(begun, 0.0, memory), lambda: memory)
     number = jnp.arange(max(n - size, 0), n) - window - origin[:, None]  # of each token in its document, [b min(n,m)]
     places = jnp.where(number >= 0, number % size, size)  # outside the memory, and so nowhere, if of another document
     write = jax.vmap(lambda memory, places, new: memory.at[:, places].set(new.swapaxes(0, 1), mode="drop"))

@@ -83,3 +83,16 @@ def test_bfloat16_keeps_its_memory_in_bfloat16():
     np.testing.assert_allclose(
         outputs[jnp.bfloat16].astype(np.float32), np.asarray(outputs[jnp.float32]), rtol=0.05, atol=0.05
     )
+
+
+def test_a_token_does_not_copy_the_memory():
+    """In a loop that carries its state, as generation does, the memory is written in its place."""
+    layer = memorizing(memory=4096)
+    x, start, state = jnp.zeros((1, 1, 12)), jnp.zeros((1, 1), bool), layer.initial_state(1)
+    params = nn.unbox(layer.init(jax.random.key(0), x, state, start))
+
+    def tokens(params, x, state):
+        return jax.lax.scan(lambda carry, _: (layer.apply(params, *carry, start), None), (x, state), length=4)[0]
+
+    compiled = jax.jit(tokens, donate_argnums=2).lower(params, x, state).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < state["memory_keys"].nbytes
