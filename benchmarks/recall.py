@@ -1,4 +1,4 @@
-"""Does the recurrence remember? Facts stated once are asked for far beyond what any window can reach.
+"""Do a recurrence and a memory remember? Facts stated once are asked for far beyond what any window can reach.
 
 python -m benchmarks.recall --output=runs/recall
 
@@ -24,10 +24,12 @@ from block_recurrent.training.optimizers import adafactor
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
 from models.block_recurrent_transformer import BlockRecurrentLayer
+from models.memorizing_transformer import MemorizingLayer
 from models.sliding_window import SlidingWindowLayer
 
 VALUES = 16
 NOISE = 8
+MODELS = {"sliding window": "3*slide", "block-recurrent": "slide rec slide", "memorizing": "slide mem slide"}
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,14 @@ class Recall:
         return {**batch, "start": np.arange(blocks * self.window) == np.zeros((rows, 1))}
 
 
-def model_of(task: Recall, spec: str, dim: int = 64, states: int = 8, gate: str = "lstm") -> LanguageModel:
+def model_of(
+    task: Recall, spec: str, dim: int = 64, states: int = 8, gate: str = "lstm", memory: int = 128
+) -> LanguageModel:
     sizes = {"heads": 4, "head_dim": dim // 4, "mlp_dim": 4 * dim, "window": task.window}
     layers = {
         "slide": SlidingWindowLayer(**sizes),
         "rec": BlockRecurrentLayer(**sizes, states=states, dim=dim, gate=gate),
+        "mem": MemorizingLayer(**sizes, memory=memory),
     }
     return LanguageModel(task.vocabulary, dim, stack(pattern(spec, layers)))
 
@@ -138,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     task, stages, far = Recall(), [(4, 1000), (16, 200)], 8
     curves, by_block = {}, {}
-    for name, spec in {"sliding window": "3*slide", "block-recurrent": "slide rec slide"}.items():
+    for name, spec in MODELS.items():
         began = time.perf_counter()
         model = model_of(task, spec, gate=options.gate)
         along, up, bits = learn(

@@ -22,7 +22,7 @@ from flax import linen as nn
 from block_recurrent.errors import UserError
 from block_recurrent.layers import health
 from block_recurrent.layers.attention import query_tile_of, scaled, sliding_window_attention
-from block_recurrent.layers.axes import constrain
+from block_recurrent.layers.axes import constrain, devices_along
 from block_recurrent.layers.dropout import dropout_key, keep_mask, tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
 from block_recurrent.layers.norms import rms_norm
@@ -117,8 +117,10 @@ class MemorizingLayer(nn.Module):
             self.mask_empty,
         )
         memory = tuple(jax.lax.stop_gradient(state[name]) for name in ("memory_keys", "memory_values"))
+        # A state is split by rows alone, so the memory has all heads everywhere: they are exchanged as they leave.
         left = tuple(
-            jax.lax.stop_gradient(left_window(state[name], new)) for name, new in (("keys", keys), ("values", values))
+            constrain(jax.lax.stop_gradient(left_window(state[name], new)), "batch", "length", None, None)
+            for name, new in (("keys", keys), ("values", values))
         )
         origin = origins(start, state["position"])
         in_memory, found_any = self.attend_memory(
@@ -133,7 +135,8 @@ class MemorizingLayer(nn.Module):
         y = FeedForward(self.mlp_dim, self.dropout, name="feed_forward")(x)
 
         memory_keys, memory_values = (
-            remember(old, new, start, origin[:, -1], self.window) for old, new in zip(memory, left, strict=True)
+            remember(old, new, start, origin[:, -1], self.window, in_memory)
+            for old, new in zip(memory, left, strict=True)
         )
         next_state = {
             "keys": next_keys,
@@ -191,12 +194,24 @@ class MemorizingLayer(nn.Module):
         return tuple(a.reshape(b, -1, *a.shape[3:])[:, :n] for a in (in_memory, found_any))
 
     def best(self, scores: jax.Array, count: int) -> jax.Array:
-        """Where the `count` best of scores [... m] are, best first; -1 where there are not so many to be seen."""
-        if self.search == "exact":
-            scores, places = jax.lax.top_k(scores, count)
-        else:
-            scores, places = jax.lax.approx_max_k(scores, count, recall_target=self.recall_target)
-        return jnp.where(scores > MASKED / 2, places, -1)
+        """Where the `count` best of scores [b h q m] are, best first; -1 where there are not so many to be seen."""
+
+        def search(scores: jax.Array) -> jax.Array:
+            if self.search == "exact":
+                scores, places = jax.lax.top_k(scores, count)
+            else:
+                scores, places = jax.lax.approx_max_k(scores, count, recall_target=self.recall_target)
+            return jnp.where(scores > MASKED / 2, places, -1)
+
+        if jax.sharding.get_abstract_mesh().size > 1:
+            # The partitioner does not split a search: it would bring the scores of all rows to every device.
+            axes = ("batch", "heads")
+            axes = (
+                None if size % devices_along(name) else name for name, size in zip(axes, scores.shape, strict=False)
+            )
+            split = nn.logical_to_mesh_axes((*axes, None, None))
+            search = jax.shard_map(search, in_specs=split, out_specs=split)
+        return search(scores)
 
 
 def origins(start: jax.Array, position: jax.Array) -> jax.Array:
@@ -277,15 +292,20 @@ def taken(memory: jax.Array, left: jax.Array, places: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(of_head))(memory, left, places)
 
 
-def remember(memory: jax.Array, left: jax.Array, start: jax.Array, origin: jax.Array, window: int) -> jax.Array:
+def remember(
+    memory: jax.Array, left: jax.Array, start: jax.Array, origin: jax.Array, window: int, read: jax.Array
+) -> jax.Array:
     """The memory [b h m k] after a call in which left [b n h k] have left the window; the last document's origin [b].
 
-    A row in which a document has started (start [b n]) holds that document alone.
+    A row in which a document has started (start [b n]) holds that document alone. `read` is what the call has found.
     """
     size, n = memory.shape[2], left.shape[1]
     begun = jnp.any(start, axis=1)[:, None, None, None]
-    memory = jax.lax.cond(jnp.any(start), lambda: jnp.where(begun, 0.0, memory), lambda: memory)
+    # Nothing hangs on `read` but the order: XLA copies a memory that it might write before it is read.
+    look = jnp.any(start) | jnp.any(jnp.isnan(read))
+    memory = jax.lax.cond(look, lambda: jnp.where(begun, 0.0, memory), lambda: memory)
     number = jnp.arange(max(n - size, 0), n) - window - origin[:, None]  # of each token in its document, [b min(n,m)]
     places = jnp.where(number >= 0, number % size, size)  # outside the memory, and so nowhere, if of another document
     write = jax.vmap(lambda memory, places, new: memory.at[:, places].set(new.swapaxes(0, 1), mode="drop"))
-    return write(memory, places, left[:, max(n - size, 0) :].astype(memory.dtype))
+    memory = write(memory, places, left[:, max(n - size, 0) :].astype(memory.dtype))
+    return constrain(memory, "batch", None, None, None)

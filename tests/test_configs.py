@@ -94,6 +94,7 @@ def test_a_config_opens_with_its_command(file):
         ("slide_12l", 151),
         ("slide_13l", 164),
         ("xl_2048", 151),
+        ("memorizing", 151),
         ("slide_13l_large", 327),
         ("rec_lstm_single_large", 375),
         ("rec_fixed_skip_large", 320),
@@ -132,13 +133,13 @@ def test_parameter_counts_of_the_recurrences_are_the_papers(name, millions):
 
 def test_layers_of_all_kinds_mix_by_gin_alone(tmp_path):
     file = tmp_path / "mixed.gin"
-    bases = ("quickstart", "base/recurrences")
+    bases = ("quickstart", "base/memorizing", "base/recurrences")
     file.write_text("".join(f"include 'configs/{base}.gin'\n" for base in bases))
-    spec = "PATTERN='slide sru rec qrnn lrn atr srupp srupp_plain'"
+    spec = "PATTERN='slide sru rec qrnn lrn atr srupp srupp_plain mem'"
     model = build(str(file), spec, "PROJECTION=32", "CONTEXT=16")["model"]
     names = [type(layer).__name__.removesuffix("Layer") for layer in model.stack.layers]
-    assert names == ["SlidingWindow", "SRU", "BlockRecurrent", "QRNN", "LRN", "ATR", "SRUpp", "SRUpp"]
-    assert model.block == 64 and len(shapes(model)[0]) == 8
+    assert names == ["SlidingWindow", "SRU", "BlockRecurrent", "QRNN", "LRN", "ATR", "SRUpp", "SRUpp", "Memorizing"]
+    assert model.block == 64 and len(shapes(model)[0]) == 9
 
 
 def test_a_missing_argument_is_named(tmp_path):

@@ -14,10 +14,10 @@ from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.stop_strings import UntilStop, ends_in_stop, texts_of
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
-from tests.laws.registry import recurrent, slide
+from tests.laws.registry import memorizing, recurrent, slide
 
 V = 17
-MODEL = LanguageModel(V, 12, stack([slide(window=4), slide(window=4), recurrent()]))
+MODEL = LanguageModel(V, 12, stack([slide(window=4), slide(window=4), recurrent(), memorizing()]))
 SHORT, BLOCK, LONG = [3], [1, 5, 9, 2], [7, 1, 16, 0, 4, 11, 2, 8, 3, 13, 6]  # prompts around a block of 4
 
 

@@ -18,6 +18,7 @@ MODELS = {
     "slide": {"spec": "2*slide"},
     "recurrent": {"spec": "slide rec slide"},
     "feedback": {"spec": "slide rec", "build": feedback_stack},
+    "memorizing": {"spec": "slide mem"},
     "recurrences": {"spec": "qrnn sru srupp lrn atr"},
     "mixed": {"spec": "2*sru rec qrnn"},
     "adaptive": {"spec": "lrn", "head": Adaptive(cutoffs=(60, 120), div_value=2)},

@@ -100,7 +100,9 @@ CASES = [
     Case("memorizing_never_full", memorizing(memory=40, top_k=24), run_layer),
     Case("memorizing_less_than_a_window", memorizing(window=6, memory=4, search="approximate"), run_layer),
     Case("memorizing_paper", memorizing(**AS_IN_THE_PAPER, search_tile=4), run_layer),
-    Case("stack_memorizing", stack([slide(window=4), memorizing(), memorizing(), slide(window=4)]), run_stack),
+    Case(
+        "stack_memorizing", stack([slide(window=4), memorizing(), memorizing(), slide(window=4)], remat=True), run_stack
+    ),
     Case("qrnn_f", QRNNLayer(12, 10, window=1, pooling="f"), run_layer),
     Case("qrnn_fo", QRNNLayer(12, 10, window=2, zoneout=0.1, backend="associative"), run_layer),
     Case("qrnn_ifo", QRNNLayer(12, 10, window=4, pooling="ifo", backend="pallas"), run_layer),

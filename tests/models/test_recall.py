@@ -1,4 +1,4 @@
-"""The smallest proof that the recurrence remembers: one fact, asked for beyond the reach of the windows."""
+"""The smallest proof that recurrence and memory remember: one fact, asked for beyond the reach of the windows."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,16 @@ def bits():
     stages = [(6, 120)]
     return {
         spec: learn(model_of(TASK, spec, dim=32, states=2), TASK, stages, far=3)[1][-1]
-        for spec in ("2*slide", "rec slide")
+        for spec in ("2*slide", "rec slide", "mem slide")
     }
 
 
 def test_the_recurrent_model_remembers(bits):
     assert bits["rec slide"] < 0.5
+
+
+def test_the_memorizing_model_remembers(bits):
+    assert bits["mem slide"] < 0.5
 
 
 def test_the_sliding_window_does_not(bits):

@@ -33,6 +33,7 @@ models = {
     "slide": {"spec": "2*slide"},
     "recurrent": {"spec": "rec"},
     "feedback": {"spec": "slide rec", "build": feedback_stack},
+    "memorizing": {"spec": "slide mem"},
     "recurrences": {"spec": "qrnn sru srupp lrn atr"},
     "adaptive": {"spec": "slide", "head": Adaptive(cutoffs=(60, 120), div_value=2), "loss_chunk": 8},
 }
@@ -43,7 +44,7 @@ for name in names.split(","):
     few = jax.devices()[:1] if name == "1x1x1" else None
     mesh = jax.make_mesh(sizes, ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=few)
     for model, options in models.items():
-        if model in ("recurrences", "adaptive") and (name in ("8x1x1", "1x8x1") or several):
+        if model in ("memorizing", "recurrences", "adaptive") and (name in ("8x1x1", "1x8x1") or several):
             model, options = "elementwise", elementwise  # the many layers of the others on one mesh alone
         if f"{model} on {name}" in found:
             continue

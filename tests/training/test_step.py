@@ -15,6 +15,7 @@ from block_recurrent.training.sharding import make_mesh, optimizer_specs
 from block_recurrent.training.step import Trainer
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.lrn import ATRLayer, LRNLayer
+from models.memorizing_transformer import MemorizingLayer
 from models.qrnn import QRNNLayer
 from models.sliding_window import SlidingWindowLayer
 from models.sru import SRULayer, SRUppLayer
@@ -23,6 +24,7 @@ SIZES = {"heads": 2, "head_dim": 8, "mlp_dim": 32, "window": 8}
 LAYERS = {
     "slide": SlidingWindowLayer(**SIZES),
     "rec": BlockRecurrentLayer(**SIZES, states=8, dim=16),
+    "mem": MemorizingLayer(**SIZES, memory=24, top_k=4, search_tile=8),
     "qrnn": QRNNLayer(16, 16, backend="associative"),
     "sru": SRULayer(16, 16, backend="pallas"),
     "srupp": SRUppLayer(16, 16, projection=8, context=8),
