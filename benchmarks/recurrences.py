@@ -1,7 +1,7 @@
 """Elementwise recurrences: ours against PyTorch's, back end against back end, and twice the length against once.
 
 python -m benchmarks.recurrences                   # from pre-activations to outputs
-python -m benchmarks.recurrences --part=layers     # projections included, and their share
+python -m benchmarks.recurrences --part=layers     # projections included, and their share; also LSTM and GRU
 python -m benchmarks.recurrences --part=lengths    # does twice the length take twice the time?
 
 One JSON line for each case and size, medians of repetitions that take turns. PyTorch's side needs
@@ -22,7 +22,7 @@ from benchmarks import torch_recurrences
 from benchmarks.interleaved import medians
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.recurrence import linear, recur
-from models import lrn, qrnn, sru
+from models import lrn, qrnn, rnn, sru
 
 SIZES = ((16, 512, 512), (4, 2048, 512), (1, 8192, 256))  # batch, length, width
 
@@ -56,6 +56,8 @@ def layer_cases(width: int) -> dict[str, nn.Module]:
         "gLRN": lrn.LRNLayer(width, width, unit="glrn"),
         "eLRN": lrn.LRNLayer(width, width, unit="elrn"),
         "ATR": lrn.ATRLayer(width, width),
+        "LSTM": rnn.RNNLayer(width, width),
+        "GRU": rnn.RNNLayer(width, width, cell="gru"),
         "SRU++": sru.SRUppLayer(width, width, projection=width // 4, context=256),
     }
 
@@ -137,17 +139,19 @@ def recurrences(size: tuple[int, int, int], repetitions: int) -> None:
         report(size, name, seconds.pop("scan"), **seconds)
 
 
-def layers(size: tuple[int, int, int], repetitions: int) -> None:
+def layers(size: tuple[int, int, int], repetitions: int, chosen: list[str] | None = None) -> None:
     theirs = torch_recurrences.layers(*size) or {}
     width = size[-1]
     products = {"QRNN": (2 * width, 3, width), "SRU": (width, 3, width), "LRN": (width, 3, width)}
     for name, module in layer_cases(width).items():
+        if chosen and name not in chosen:
+            continue
         cases = {"ours": layer(module, size)}
         if name in products:
             cases["projection"] = product(products[name], size)
         if name in theirs:
             cases["pytorch"] = theirs[name]
-        if "LSTM" in theirs:
+        if "LSTM" in theirs and name != "LSTM":
             cases["pytorch_lstm"] = theirs["LSTM"]
         seconds = compare(size, cases, repetitions)
         report(size, name, seconds.pop("ours"), **seconds)
@@ -168,11 +172,13 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.recurrences", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=PARTS, default="recurrences")
     parser.add_argument("--size", help="batch,length,width; otherwise the three of the table")
+    parser.add_argument("--layer", action="append", choices=layer_cases(8), help="with --part=layers, these alone")
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()
     sizes = [tuple(map(int, options.size.split(",")))] if options.size else SIZES
     for size in sizes:
-        PARTS[options.part](size, options.repetitions)
+        more = {"chosen": options.layer} if options.part == "layers" else {}
+        PARTS[options.part](size, options.repetitions, **more)
 
 
 if __name__ == "__main__":

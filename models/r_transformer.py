@@ -21,7 +21,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers.convolution import next_tail, taps
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates, uniform
 from models.lrn import UNITS
-from models.rnn import CELLS, Cell, cell_weights
+from models.rnn import CELLS, Cell, advance, cell_weights
 from models.sru import sru_cell
 from models.transformer import TransformerLayer
 
@@ -40,7 +40,7 @@ def matrix_step(cell: Cell, inner: jax.Array, own_bias: jax.Array, carry: tuple 
         # A product for each gate: parts of a joint one would be put together again, number by number, in the gradient.
         h = carry[0].astype(inner.dtype)
         q = tuple(jnp.dot(h, inner[:, gate], preferred_element_type=jnp.float32) for gate in range(cell.gates))
-    return cell.step(carry, cell.pre(p, (*q[:-1], q[-1] + own_bias)))
+    return advance(cell, carry, p, (*q[:-1], q[-1] + own_bias))
 
 
 def elementwise_step(cell: Callable, carry: tuple | None, gates: Gates) -> tuple:

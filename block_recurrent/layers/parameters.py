@@ -21,6 +21,11 @@ def uniform(limit: float) -> Initializer:
     return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -limit, limit)
 
 
+def normal(deviation: float) -> Initializer:
+    """Normal around zero."""
+    return nn.initializers.normal(deviation)
+
+
 def kernel(module: nn.Module, name: str, shape: tuple[int, int], *axes: str | None) -> jax.Array:
     """A float32 weight matrix [in out]."""
     return module.param(name, partitioned(kernel_init, *axes), shape, jnp.float32)
