@@ -21,32 +21,63 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers.convolution import next_tail, taps
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates, uniform
 from models.lrn import UNITS
-from models.rnn import CELLS, Cell, advance, cell_weights
+from models.rnn import CELLS, Biases, Cell, advance, cell_weights, go_back, into_state, product
 from models.sru import sru_cell
 from models.transformer import TransformerLayer
 
 KEPT = 2**28  # bytes that a device may keep of the steps inside windows
 
-Gates = tuple[jax.Array, ...]  # an array [b n d] for each gate
-Step = Callable[[tuple | None, Gates], tuple]  # (carry, what the input gives to the gates) -> carry, h first
+Taps = list[jax.Array]  # what the input gives to the gates, [b n gates d], of each step of the windows
+States = Callable[[Taps], jax.Array]  # the last states [b n d] of all windows
 
 
-def matrix_step(cell: Cell, inner: jax.Array, own_bias: jax.Array, carry: tuple | None, p: Gates) -> tuple:
-    """A step of a cell with a matrix [d gates d]; in the first of a window the state is zero and so is its product."""
-    if carry is None:
-        carry = (jnp.zeros_like(p[0]),) * cell.carries
-        q = (jnp.zeros_like(p[0]),) * cell.gates
-    else:
-        # A product for each gate: parts of a joint one would be put together again, number by number, in the gradient.
-        h = carry[0].astype(inner.dtype)
-        q = tuple(jnp.dot(h, inner[:, gate], preferred_element_type=jnp.float32) for gate in range(cell.gates))
-    return advance(cell, carry, p, (*q[:-1], q[-1] + own_bias))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def matrix_states(cell: Cell, weights: jax.Array, biases: Biases, taps: Taps) -> jax.Array:
+    """The last states [m d] of windows of a cell with a matrix [d gates*d], from taps [m gates d].
+
+    In the first step of a window the state is zero, and so is its product. The gradient has one product for all gates
+    of a step where JAX's own would have one for each.
+    """
+    return matrix_states_forward(cell, weights, biases, taps)[0]
 
 
-def elementwise_step(cell: Callable, carry: tuple | None, gates: Gates) -> tuple:
-    """A step of an elementwise recurrence; what a window gives is the cell's output."""
-    after, y = cell(jnp.zeros_like(gates[0]) if carry is None else carry[1], gates)
-    return y, after
+def matrix_states_forward(cell, weights, biases, taps):
+    before, kept = [(jnp.zeros_like(taps[0][:, 0], jnp.float32),) * cell.carries], []
+    for step, u in enumerate(taps):
+        q = product(weights, before[-1][0], cell.gates) if step else jnp.zeros(u.shape, jnp.float32)
+        after, gates = advance(cell, before[-1], u, q, biases)
+        before.append(after)
+        kept.append(gates)
+    like_u = jnp.zeros((0,), taps[0].dtype)
+    return before.pop()[0], (weights, before, kept, like_u)
+
+
+def matrix_states_backward(cell, residuals, into_h):
+    weights, before, kept, like_u = residuals
+    transposed = weights.T
+    into = (into_h, *(jnp.zeros_like(into_h),) * (cell.carries - 1))
+    into_weights, into_own, into_taps = jnp.zeros_like(weights), 0.0, []
+    for step in reversed(range(len(kept))):
+        into, into_u, into_q = go_back(cell, before[step], kept[step], into)
+        into_taps.append(into_u)
+        into_own += into_q[:, -1]
+        if step:
+            into = (into[0] + into_state(transposed, into_q), *into[1:])
+            h, flat = before[step][0].astype(weights.dtype), into_q.reshape(len(into_q), -1).astype(weights.dtype)
+            into_weights += h.T @ flat
+    into_biases = sum(into_taps).sum(axis=0), into_own.sum(axis=0)
+    return into_weights, into_biases, [tap.astype(like_u.dtype) for tap in reversed(into_taps)]
+
+
+matrix_states.defvjp(matrix_states_forward, matrix_states_backward)
+
+
+def elementwise_states(cell: Callable, bias: jax.Array, taps: Taps) -> jax.Array:
+    """The last outputs of windows of an elementwise recurrence, whose gates have a bias [gates d]."""
+    carry = jnp.zeros_like(taps[0][:, 0], jnp.float32)
+    for u in taps:
+        carry, y = cell(carry, tuple(jnp.moveaxis(u.astype(jnp.float32) + bias, 1, 0)))
+    return y
 
 
 def qrnn_unit(c, inputs):
@@ -71,38 +102,36 @@ ELEMENTWISE = {
 }
 
 
-def window_states(step: Step, bias: jax.Array, u: Gates, tail: Gates, start: jax.Array) -> jax.Array:
-    """The last state of every window [b n d], from projected inputs u [b n d] and those before them, `tail`.
+def window_states(states: States, u: jax.Array, tail: jax.Array, start: jax.Array) -> jax.Array:
+    """The last state of every window [b n d], from projected inputs u [b n gates d] and those before them, `tail`.
 
     Before a document's first token are inputs of zero, whose projection is zero: all that they give is the bias.
     """
-    backwards = [list(taps(*gate, start)) for gate in zip(u, tail, strict=True)]  # of each gate, the token's own first
-    carry = None
-    for gates in reversed(list(zip(*backwards, strict=True))):
-        carry = step(carry, tuple(gate.astype(jnp.float32) + own for gate, own in zip(gates, bias, strict=True)))
-    return carry[0].astype(u[0].dtype)
+    b, n, gates, d = u.shape
+    backwards = taps(u.reshape(b, n, -1), tail.reshape(b, -1, gates * d), start)
+    return states([tap.reshape(b * n, gates, d) for tap in reversed(list(backwards))]).reshape(b, n, d).astype(u.dtype)
 
 
-def in_stretches(function: Callable, u: Gates, tail: Gates, start: jax.Array, kept: int) -> jax.Array:
+def in_stretches(function: Callable, u: jax.Array, tail: jax.Array, start: jax.Array, kept: int) -> jax.Array:
     """`function(u, tail, start)` a stretch of positions at a time, each made anew for its gradient, if it keeps much.
 
     `kept` are the bytes that the backward pass finds of one position of all rows.
     """
-    (b, n), back = start.shape, tail[0].shape[1]
+    (b, n), back = start.shape, tail.shape[1]
     if n * kept <= KEPT:
         return function(u, tail, start)
     stretch = max(size for size in range(1, n + 1) if n % size == 0 and (size == 1 or size * kept <= KEPT))
-    everything = tuple(jnp.concatenate(gate, axis=1) for gate in zip(tail, u, strict=True))
+    everything = jnp.concatenate([tail, u], axis=1)
     # Where the document of a stretch's first token begins is seen in the starts of the window before it.
     starts = jnp.pad(start, ((0, 0), (back, 0)))
 
     @jax.checkpoint
     def one(at):
-        *here, flags = (jax.lax.dynamic_slice_in_dim(x, at, back + stretch, axis=1) for x in (*everything, starts))
+        here, flags = (jax.lax.dynamic_slice_in_dim(x, at, back + stretch, axis=1) for x in (everything, starts))
         begins = jnp.max(jnp.where(flags[:, :back], jnp.arange(back), -1), axis=1, initial=-1)  # [b] -1: before
-        inside = (jnp.arange(back) >= begins[:, None])[..., None]
-        before = tuple(jnp.where(inside, gate[:, :back], 0.0) for gate in here)
-        return function(tuple(gate[:, back:] for gate in here), before, flags[:, back:])
+        inside = jnp.arange(back) >= begins[:, None]
+        before = jnp.where(inside[:, :, None, None], here[:, :back], 0.0)
+        return function(here[:, back:], before, flags[:, back:])
 
     pieces = jax.lax.map(one, jnp.arange(0, n, stretch))  # [n/stretch b stretch d]
     return pieces.swapaxes(0, 1).reshape(b, n, -1)
@@ -146,17 +175,18 @@ class RTransformerLayer(TransformerLayer):
 
     def local_rnn(self, prefix: str, u: jax.Array, tail: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Every window's last state [b n d] (eq. 5 of the paper), and the tail for the next segment."""
-        into, bias, step = self.cell_at(prefix)
-        projected, before = (tuple(jnp.moveaxis(project_gates(x, into), 2, 0)) for x in (u, tail.astype(u.dtype)))
-        run = functools.partial(window_states, step, bias)
+        into, states = self.cell_at(prefix)
+        projected, before = (project_gates(x, into) for x in (u, tail.astype(u.dtype)))
+        run = functools.partial(window_states, states)
         numbers = u.shape[0] * (self.window - 1) * into.shape[1] * self.dim  # of all gates, one position of all rows
         return in_stretches(run, projected, before, start, 4 * 2 * numbers), next_tail(u, tail, start)
 
-    def cell_at(self, prefix: str) -> tuple[jax.Array, jax.Array, Step]:
-        """A LocalRNN's input kernel [d gates d], its bias [gates d], and its step."""
+    def cell_at(self, prefix: str) -> tuple[jax.Array, States]:
+        """A LocalRNN's input kernel [d gates d], and what its windows' last states are."""
         if self.cell in CELLS:
             into, bias, inner, own_bias = cell_weights(self, prefix, self.dim, self.dim, self.cell)
-            return into, bias, functools.partial(matrix_step, CELLS[self.cell], inner.astype(self.dtype), own_bias)
+            weights = inner.astype(self.dtype).reshape(self.dim, -1)
+            return into, functools.partial(matrix_states, CELLS[self.cell], weights, (bias, own_bias))
         found, d = ELEMENTWISE[self.cell], self.dim
         into = gate_kernel(self, f"{prefix}kernel", (d, found.gates, d))
         bias = channel_vector(self, f"{prefix}bias", (found.gates, d), nn.initializers.zeros)
@@ -165,4 +195,4 @@ class RTransformerLayer(TransformerLayer):
             vectors = channel_vector(self, f"{prefix}carry_weights", (2, d), uniform(1.0))
             unbiased = jnp.zeros((2, d))  # the gates' biases are in `bias`
             cell = lambda c, gates: found.cell(c, gates, *vectors, *unbiased)  # noqa: E731
-        return into, bias, functools.partial(elementwise_step, cell)
+        return into, functools.partial(elementwise_states, cell, bias)

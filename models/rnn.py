@@ -22,7 +22,8 @@ from block_recurrent.layers.parameters import channel_vector, gate_kernel, unifo
 
 Carry = tuple[jax.Array, ...]  # the state h first, then whatever else a cell remembers
 Gates = tuple[jax.Array, ...]  # an array for each gate, of the carry's shape
-Biases = tuple[jax.Array, jax.Array]
+Biases = tuple[jax.Array, jax.Array]  # of the gates [gates d], and of the state's part of the last of them [d]
+Kept = tuple[jax.Array, tuple[jax.Array, jax.Array]]  # of `gates_of`
 
 
 def lstm(carry: Carry, gates: Gates) -> Carry:
@@ -75,12 +76,6 @@ def cell_of(name: str) -> Cell:
     return CELLS[name]
 
 
-def advance(cell: Cell, carry: Carry, p: Gates, q: Gates) -> Carry:
-    """The carry after a token, from what input and state give to each gate."""
-    first = tuple(s * jnp.tanh(s * (a + b)) + (1.0 - s) for s, a, b in zip(cell.squashes, p, q, strict=False))
-    return cell.step(carry, (*first, *p[len(first) :], *q[len(first) :]))
-
-
 def product(weights: jax.Array, h: jax.Array, gates: int) -> jax.Array:
     """What the state [b d] gives to the gates [b gates d], by weights [d gates*d]."""
     q = jnp.dot(h.astype(weights.dtype), weights, preferred_element_type=jnp.float32)
@@ -106,65 +101,77 @@ def gates_of(cell: Cell, t: jax.Array, others: tuple[jax.Array, jax.Array]) -> G
     return tuple(gate for part in (first, *others) for gate in jnp.moveaxis(part, 1, 0))
 
 
+def advance(cell: Cell, carry: Carry, u: jax.Array, q: jax.Array, biases: Biases) -> tuple[Carry, Kept]:
+    """The carry after a token, and the gates as its gradient wants them; input and state give u and q, [b gates d]."""
+    bias, own_bias = biases
+    first, p = len(cell.squashes), u.astype(jnp.float32) + bias
+    t = jnp.tanh(scales(cell) * (p[:, :first] + q[:, :first]))
+    kept = t, (p[:, first:], q[:, first:] + own_bias)
+    return cell.step(carry, gates_of(cell, *kept)), kept
+
+
+def go_back(cell: Cell, before: Carry, kept: Kept, into: Carry) -> tuple[Carry, jax.Array, jax.Array]:
+    """The gradient of `advance`: what goes into the carry before, and into u and q, which are one if only added."""
+    t, first = kept[0], len(cell.squashes)
+    _, pull = jax.vjp(cell.step, before, gates_of(cell, *kept))
+    into_before, into_gates = pull(into)
+    into_sums = jnp.stack(into_gates[:first], axis=1) * scales(cell) ** 2 * (1.0 - t * t)
+    if not cell.own_bias:
+        return into_before, into_sums, into_sums
+    others = jnp.split(jnp.stack(into_gates[first:], axis=1), 2, axis=1)  # of the input, of the state
+    return into_before, *(jnp.concatenate([into_sums, other], axis=1) for other in others)
+
+
+def into_state(transposed: jax.Array, into_q: jax.Array) -> jax.Array:
+    """What goes into the state [b d] that `product` took, by weights [gates*d d]."""
+    flat = into_q.reshape(len(into_q), -1).astype(transposed.dtype)
+    return jnp.dot(flat, transposed, preferred_element_type=jnp.float32)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run_cell(cell: Cell, weights: jax.Array, biases: Biases, u: jax.Array, start: jax.Array, carry: Carry):
     """The last carry, arrays [b d], and all states [n b d]: weights [d gates*d], u [n b gates d], start [n b].
 
-    The biases [gates d] and [d] are of the gates, and of the state's part of the last of them. The backward loop passes
-    on what the products get, and the matrix's gradient is one product over all tokens: inside the loop it would be a
-    matrix to add up at every token.
+    The backward loop passes on what the products get, and the matrix's gradient is one product over all tokens: inside
+    the loop it would be a matrix to add up at every token.
     """
     return scan_cell(cell, weights, biases, u, start, carry)[0]
 
 
 def scan_cell(cell, weights, biases, u, start, carry, keep=False):
     """What `run_cell` gives and, to `keep`, the gates and carries of all tokens."""
-    bias, own_bias = biases
-    first = len(cell.squashes)
 
     def step(carry, now):
         u, start = now
         carry = forgotten(carry, start)
-        p, q = u.astype(jnp.float32) + bias, product(weights, carry[0], cell.gates)
-        t = jnp.tanh(scales(cell) * (p[:, :first] + q[:, :first]))
-        others = p[:, first:], q[:, first:] + own_bias
-        after = cell.step(carry, gates_of(cell, t, others))
-        return after, (after[0].astype(u.dtype), (t, others, after) if keep else None)
+        after, kept = advance(cell, carry, u, product(weights, carry[0], cell.gates), biases)
+        return after, (after[0].astype(u.dtype), (kept, after) if keep else None)
 
     carry, (states, kept) = jax.lax.scan(step, carry, (u, start))
     return (carry, states), kept
 
 
 def run_cell_forward(cell, weights, biases, u, start, carry):
-    outputs, (t, others, carries) = scan_cell(cell, weights, biases, u, start, carry, keep=True)
+    outputs, (kept, carries) = scan_cell(cell, weights, biases, u, start, carry, keep=True)
     before = tuple(jnp.concatenate([first[None], part[:-1]]) for first, part in zip(carry, carries, strict=True))
     like_u = jnp.zeros((0,), u.dtype)
-    return outputs, (weights, t, others, forgotten(before, start), start, like_u)
+    return outputs, (weights, kept, forgotten(before, start), start, like_u)
 
 
 def run_cell_backward(cell, residuals, cotangents):
-    weights, t, others, before, start, like_u = residuals
+    weights, kept, before, start, like_u = residuals
     into_last, into_states = cotangents
-    transposed = weights.T  # [gates*d d]
-    first = len(cell.squashes)
+    transposed = weights.T
 
     def step(into, now):
-        t, others, before, start, into_state = now
-        into = (into[0] + into_state.astype(jnp.float32), *into[1:])
-        _, pull = jax.vjp(cell.step, before, gates_of(cell, t, others))
-        into_before, into_gates = pull(into)
-        into_sums = jnp.stack(into_gates[:first], axis=1) * scales(cell) ** 2 * (1.0 - t * t)
-        into_u = into_q = into_sums  # [b gates d]
-        if cell.own_bias:
-            of_input, of_state = jnp.split(jnp.stack(into_gates[first:], axis=1), 2, axis=1)
-            into_u, into_q = (jnp.concatenate([into_sums, other], axis=1) for other in (of_input, of_state))
-        into_products = into_q.reshape(len(into_q), -1).astype(transposed.dtype)
-        into_h = into_before[0] + jnp.dot(into_products, transposed, preferred_element_type=jnp.float32)
-        return forgotten((into_h, *into_before[1:]), start), (into_u if cell.own_bias else None, into_q)
+        kept, before, start, into_output = now
+        into = (into[0] + into_output.astype(jnp.float32), *into[1:])
+        into_before, into_u, into_q = go_back(cell, before, kept, into)
+        into_before = (into_before[0] + into_state(transposed, into_q), *into_before[1:])
+        return forgotten(into_before, start), (into_u if cell.own_bias else None, into_q)
 
-    inputs = (t, others, before, start, into_states)
-    into_first, (into_u, into_q) = jax.lax.scan(step, into_last, inputs, reverse=True)
-    into_u = into_q if into_u is None else into_u  # the same where input and state are only added
+    into_first, (into_u, into_q) = jax.lax.scan(step, into_last, (kept, before, start, into_states), reverse=True)
+    into_u = into_q if into_u is None else into_u
     into_weights = jnp.einsum("nbd,nbge->dge", *(a.astype(weights.dtype) for a in (before[0], into_q)))
     into_biases = into_u.sum(axis=(0, 1)), into_q[:, :, -1].sum(axis=(0, 1))
     return into_weights.reshape(weights.shape), into_biases, into_u.astype(like_u.dtype), None, into_first
