@@ -27,8 +27,8 @@ from models.transformer import TransformerLayer
 
 KEPT = 2**28  # bytes that a device may keep of the steps inside windows
 
-Taps = list[jax.Array]  # what the input gives to the gates, [b n gates d], of each step of the windows
-States = Callable[[Taps], jax.Array]  # the last states [b n d] of all windows
+Taps = list[jax.Array]  # of each step of all m windows: what the input gives to the gates, [m gates d]
+States = Callable[[Taps], jax.Array]  # the last states [m d] of the windows
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
