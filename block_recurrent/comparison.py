@@ -53,7 +53,7 @@ class Run:
         """The last of its steps, or that at which its held-out losses have ended it."""
         try:
             return json.loads((self.workdir / "stopped.json").read_text())["step"]
-        except (FileNotFoundError, json.JSONDecodeError):
+        except (FileNotFoundError, json.JSONDecodeError, KeyError):
             return self.contender.steps
 
     def is_trained(self) -> bool:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers.axes import devices_along
 from block_recurrent.layers.convolution import next_tail, taps
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates, uniform
 from models.lrn import UNITS
@@ -42,9 +43,10 @@ def matrix_states(cell: Cell, weights: jax.Array, biases: Biases, taps: Taps) ->
 
 
 def matrix_states_forward(cell, weights, biases, taps):
+    cast = weights.astype(taps[0].dtype)  # here, so that its gradient adds up in float32
     before, kept = [(jnp.zeros_like(taps[0][:, 0], jnp.float32),) * cell.carries], []
     for step, u in enumerate(taps):
-        q = product(weights, before[-1][0], cell.gates) if step else jnp.zeros(u.shape, jnp.float32)
+        q = product(cast, before[-1][0], cell.gates) if step else jnp.zeros(u.shape, jnp.float32)
         after, gates = advance(cell, before[-1], u, q, biases)
         before.append(after)
         kept.append(gates)
@@ -54,7 +56,7 @@ def matrix_states_forward(cell, weights, biases, taps):
 
 def matrix_states_backward(cell, residuals, into_h):
     weights, before, kept, like_u = residuals
-    transposed = weights.T
+    dtype, transposed = like_u.dtype, weights.T.astype(like_u.dtype)
     into = (into_h, *(jnp.zeros_like(into_h),) * (cell.carries - 1))
     into_weights, into_own, into_taps = jnp.zeros_like(weights), 0.0, []
     for step in reversed(range(len(kept))):
@@ -63,10 +65,10 @@ def matrix_states_backward(cell, residuals, into_h):
         into_own += into_q[:, -1]
         if step:
             into = (into[0] + into_state(transposed, into_q), *into[1:])
-            h, flat = before[step][0].astype(weights.dtype), into_q.reshape(len(into_q), -1).astype(weights.dtype)
-            into_weights += h.T @ flat
+            h, flat = before[step][0].astype(dtype), into_q.reshape(len(into_q), -1).astype(dtype)
+            into_weights += jnp.dot(h.T, flat, preferred_element_type=jnp.float32)
     into_biases = sum(into_taps).sum(axis=0), into_own.sum(axis=0)
-    return into_weights, into_biases, [tap.astype(like_u.dtype) for tap in reversed(into_taps)]
+    return into_weights, into_biases, [tap.astype(dtype) for tap in reversed(into_taps)]
 
 
 matrix_states.defvjp(matrix_states_forward, matrix_states_backward)
@@ -115,15 +117,17 @@ def window_states(states: States, u: jax.Array, tail: jax.Array, start: jax.Arra
 def in_stretches(function: Callable, u: jax.Array, tail: jax.Array, start: jax.Array, kept: int) -> jax.Array:
     """`function(u, tail, start)` a stretch of positions at a time, each made anew for its gradient, if it keeps much.
 
-    `kept` are the bytes that the backward pass finds of one position of all rows.
+    `kept` are the bytes that the backward pass finds of one position of a device's rows.
     """
     (b, n), back = start.shape, tail.shape[1]
     if n * kept <= KEPT:
         return function(u, tail, start)
-    stretch = max(size for size in range(1, n + 1) if n % size == 0 and (size == 1 or size * kept <= KEPT))
-    everything = jnp.concatenate([tail, u], axis=1)
+    count = -(-n * kept // KEPT)
+    stretch = -(-n // count)
+    after = count * stretch - n  # positions that fill the last stretch
+    everything = jnp.pad(jnp.concatenate([tail, u], axis=1), ((0, 0), (0, after), (0, 0), (0, 0)))
     # Where the document of a stretch's first token begins is seen in the starts of the window before it.
-    starts = jnp.pad(start, ((0, 0), (back, 0)))
+    starts = jnp.pad(start, ((0, 0), (back, after)))
 
     @jax.checkpoint
     def one(at):
@@ -133,8 +137,8 @@ def in_stretches(function: Callable, u: jax.Array, tail: jax.Array, start: jax.A
         before = jnp.where(inside[:, :, None, None], here[:, :back], 0.0)
         return function(here[:, back:], before, flags[:, back:])
 
-    pieces = jax.lax.map(one, jnp.arange(0, n, stretch))  # [n/stretch b stretch d]
-    return pieces.swapaxes(0, 1).reshape(b, n, -1)
+    pieces = jax.lax.map(one, jnp.arange(count) * stretch)  # [count b stretch d]
+    return pieces.swapaxes(0, 1).reshape(b, count * stretch, -1)[:, :n]
 
 
 class RTransformerLayer(TransformerLayer):
@@ -178,14 +182,15 @@ class RTransformerLayer(TransformerLayer):
         into, states = self.cell_at(prefix)
         projected, before = (project_gates(x, into) for x in (u, tail.astype(u.dtype)))
         run = functools.partial(window_states, states)
-        numbers = u.shape[0] * (self.window - 1) * into.shape[1] * self.dim  # of all gates, one position of all rows
-        return in_stretches(run, projected, before, start, 4 * 2 * numbers), next_tail(u, tail, start)
+        rows = u.shape[0] / devices_along("batch")
+        numbers = rows * (self.window - 1) * into.shape[1] * self.dim  # of all gates, one position of a device's rows
+        return in_stretches(run, projected, before, start, int(4 * 2 * numbers)), next_tail(u, tail, start)
 
     def cell_at(self, prefix: str) -> tuple[jax.Array, States]:
         """A LocalRNN's input kernel [d gates d], and what its windows' last states are."""
         if self.cell in CELLS:
             into, bias, inner, own_bias = cell_weights(self, prefix, self.dim, self.dim, self.cell)
-            weights = inner.astype(self.dtype).reshape(self.dim, -1)
+            weights = inner.reshape(self.dim, -1)
             return into, functools.partial(matrix_states, CELLS[self.cell], weights, (bias, own_bias))
         found, d = ELEMENTWISE[self.cell], self.dim
         into = gate_kernel(self, f"{prefix}kernel", (d, found.gates, d))

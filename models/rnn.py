@@ -203,7 +203,6 @@ class RNNLayer(nn.Module):
     width: int
     cell: str = "lstm"
     reset_first: bool = False
-    forget_bias: float = 0.0
     weight_dropout: float = 0.0
     dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
@@ -222,7 +221,7 @@ class RNNLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
-        weights = cell_weights(self, "", self.dim, self.width, self.cell, self.reset_first, self.forget_bias)
+        weights = cell_weights(self, "", self.dim, self.width, self.cell, self.reset_first)
         y, after = through_cell(self, weights, x.astype(self.dtype), tuple(state.values()), start)
         if inspection.looked_at(self):
             inspection.show(self, carry=y)
@@ -230,18 +229,13 @@ class RNNLayer(nn.Module):
 
 
 def cell_weights(
-    module: nn.Module, prefix: str, dim: int, width: int, name: str, reset_first: bool = False, forget_bias: float = 0.0
+    module: nn.Module, prefix: str, dim: int, width: int, name: str, reset_first: bool = False
 ) -> tuple[jax.Array, ...]:
     """A cell's parameters: input kernel [dim gates d], its bias [gates d], state kernel [d gates d], own bias [d]."""
     cell, init = cell_of(name), uniform(width**-0.5)  # of torch.nn
     into = gate_kernel(module, f"{prefix}kernel", (dim, cell.gates, width), init)
     inner = gate_kernel(module, f"{prefix}carry_kernel", (width, cell.gates, width), init)
-
-    def bias_init(key, shape, dtype):
-        bias = init(key, shape, dtype)
-        return bias.at[1].add(forget_bias) if name == "lstm" else bias
-
-    bias = channel_vector(module, f"{prefix}bias", (cell.gates, width), bias_init)
+    bias = channel_vector(module, f"{prefix}bias", (cell.gates, width), init)
     own = jnp.zeros(width)
     if cell.own_bias and not reset_first:
         own = channel_vector(module, f"{prefix}carry_bias", (width,), init)
@@ -277,7 +271,7 @@ class RNNEncoderLayer(RNNLayer):
         x, start = x.astype(self.dtype), jnp.zeros(x.shape[:2], bool)
         outputs, after = [], []
         for way, prefix in enumerate(("", "reverse_")):
-            weights = cell_weights(self, prefix, self.dim, self.width, self.cell, self.reset_first, self.forget_bias)
+            weights = cell_weights(self, prefix, self.dim, self.width, self.cell, self.reset_first)
             turned = x[:, ::-1] if way else x
             y, last = through_cell(self, weights, turned, tuple(part[:, way] for part in carry), start)
             outputs.append(y[:, ::-1] if way else y)

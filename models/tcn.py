@@ -4,17 +4,19 @@ A layer is a residual block of two convolutions, its dilation twice that of the 
 (kernel_size - 1) * dilation inputs of each convolution, so that a stream sees what the whole sequence would.
 
 The authors' code sets the weights from a normal distribution of deviation 0.01, which weight norm then overrides with
-PyTorch's own of before (they confirm it): that one is used here.
+PyTorch's own of before (they confirm it): that one is used here, and theirs where a block changes its width.
 """
+
+import itertools
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from block_recurrent.layers.axes import constrain
+from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.convolution import windows
 from block_recurrent.layers.dropout import dropout
-from block_recurrent.layers.parameters import channel_vector, gate_kernel, kernel, uniform
+from block_recurrent.layers.parameters import channel_vector, gate_kernel, normal, uniform
 
 
 class TCNLayer(nn.Module):
@@ -47,7 +49,8 @@ class TCNLayer(nn.Module):
         y, hidden_tail = self.convolved("second", hidden, state["hidden"], start)
         passed = x
         if self.dim != self.width:
-            down = kernel(self, "downsample", (self.dim, self.width), "embed", "channels").astype(self.dtype)
+            init = partitioned(normal(0.01), "embed", "channels")
+            down = self.param("downsample", init, (self.dim, self.width), jnp.float32).astype(self.dtype)
             bias = channel_vector(self, "downsample_bias", (self.width,), uniform(self.dim**-0.5))
             passed = x @ down + bias.astype(self.dtype)
         return nn.relu(y + passed), {"inputs": inputs, "hidden": hidden_tail}
@@ -66,8 +69,12 @@ class TCNLayer(nn.Module):
         return dropout(self, constrain(y, "batch", "length", "channels"), self.dropout), tail
 
 
-def tcn_layers(dim: int, width: int, layers: int, kernel_size: int, **settings) -> tuple[TCNLayer, ...]:
-    """The layers of a TCN, the first of `dim` inputs; dilations are 1, 2, 4 ..."""
+def tcn_layers(
+    dim: int, width: int, layers: int, kernel_size: int, last_width: int | None = None, **settings
+) -> tuple[TCNLayer, ...]:
+    """The layers of a TCN, the first of `dim` inputs, the last of `last_width` if given; dilations are 1, 2, 4 ..."""
+    widths = [dim, *[width] * (layers - 1), last_width or width]
     return tuple(
-        TCNLayer(dim if level == 0 else width, width, kernel_size, 2**level, **settings) for level in range(layers)
+        TCNLayer(before, after, kernel_size, 2**level, **settings)
+        for level, (before, after) in enumerate(itertools.pairwise(widths))
     )

@@ -60,7 +60,7 @@ def renamed(old, new):
         ("torchqrnn", sru_arrays(), r"no weights of torchqrnn called layers\.N\."),
         ("sru", renamed("rnn_lst.0", "rnn_lst.1"), "from N = 0 on"),
         ("torchqrnn", {"layers.0.linear.bias": np.zeros(10)}, "10 outputs are no multiple of 3 gates"),
-        ("gru", {}, "package 'gru' is not one of sru, torchqrnn, lrn"),
+        ("gru", {}, "package 'gru' is not one of torch, tcn, r_transformer, sru, torchqrnn, lrn"),
     ],
 )
 def test_weights_that_do_not_fit_are_told(package, arrays, told):

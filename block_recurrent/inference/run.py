@@ -169,6 +169,8 @@ class Run:
         store = open_store(folder or self.about["store"])
         if store.manifest["vocabulary"] != self.about["vocabulary"]:
             raise UserError(f"{store.folder} has another vocabulary than {self.workdir}: prepare it with the run's own")
+        if store.manifest.get("labels") != self.about.get("labels"):
+            raise UserError(f"{store.folder} has other labels than {self.workdir} was trained to tell, or one has none")
         if folder is None and contents(store) != self.about["splits"]:
             raise UserError(
                 f"{store.folder} has changed since {self.workdir} was trained: if you mean it, pass --store"
@@ -288,8 +290,7 @@ class Run:
 
     def history(self, split: str = "test", store: str | None = None, **how: Any) -> HistoryCurve:
         """How much the model makes of its past: block_recurrent/inference/history.py."""
-        if self.tells_labels:
-            raise UserError(f"{self.workdir} tells labels: there is no history curve of them")
+        self.need_text()
         return history_curve(self.model, self.params, self.split(split, store), **how)
 
 
@@ -341,7 +342,7 @@ def read_metrics(file: epath.Path) -> list[dict]:
 def best_step(workdir: epath.Path, steps: Sequence[int]) -> int:
     """Of steps that have a checkpoint, the one of the lowest validation loss in training."""
     rows = read_metrics(workdir / METRICS)
-    losses = {row["step"]: held_out_loss(row) for row in rows if held_out_loss(row) is not None}
+    losses = {row["step"]: loss for row in rows if (loss := held_out_loss(row)) is not None}
     if not losses:
         raise UserError(f"{workdir} was not evaluated in training, so none of its steps is the best")
     there = [step for step in steps if step in losses]
@@ -356,7 +357,7 @@ def best_step(workdir: epath.Path, steps: Sequence[int]) -> int:
 def held_out_loss(row: Mapping[str, float]) -> float | None:
     """The validation loss of a row of metrics, in nats per prediction; None for a row of training."""
     if "validation_loss" in row:
-        return row["validation_loss"]
+        return math.inf if math.isnan(row["validation_loss"]) else row["validation_loss"]
     bits = row.get("validation_bits_per_token")  # all that older runs tell
     return None if bits is None else bits * math.log(2)
 

@@ -13,6 +13,8 @@ from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.heads import Head, cross_entropy, scores
 from block_recurrent.layers.parameters import uniform
 
+MEAN, DEVIATION = 0.1307, 0.3081  # of the grey values of MNIST, black 0 and white 1
+
 
 def linear(module: nn.Module, name: str, inputs: int, width: int, *axes: str | None) -> tuple[jax.Array, jax.Array]:
     """A kernel [inputs width] and a bias [width], as PyTorch makes them."""
@@ -96,7 +98,8 @@ def keys_down(frames: jax.Array, keys: int) -> jax.Array:
 class Classifier(Output):
     """One of `classes` for a whole sequence, told by its last token.
 
-    With `pixels` tokens are grey values, and what the stack is given is linear in them; else they have vectors.
+    With `pixels` tokens are grey values, and what the stack is given is linear in them, scaled as those of MNIST; else
+    they have vectors.
     """
 
     classes: int = 2
@@ -112,7 +115,7 @@ class Classifier(Output):
     def embed(self, tables: tuple, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
         if not self.pixels:
             return super().embed(tables, tokens, dtype)
-        return mapped(tables, tokens[..., None] / 255.0, dtype)
+        return mapped(tables, (tokens[..., None] / 255.0 - MEAN) / DEVIATION, dtype)
 
     def scores_of_a_token(self, vocabulary_size: int) -> int:
         return self.classes

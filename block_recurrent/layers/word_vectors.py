@@ -15,7 +15,7 @@ def word_vectors(file: str | None, words: str, limit: float = 0.05) -> Initializ
     """An embedding [v d] with the vectors of `file` for the words that it has, others uniform between +-`limit`.
 
     `file` has a word and d numbers in each line (glove.840B.300d.txt), or is None; `words` is the vocabulary's list, a
-    word in each line (data/imdb_words/words.txt). They are read when parameters are made: a finished run needs neither.
+    word in each line (data/imdb_words/vocabulary.txt). Read when parameters are made: a finished run needs neither.
     """
 
     def init(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
@@ -46,4 +46,6 @@ def read_vectors(file: str, words: str, count: int, width: int) -> tuple[np.ndar
                 vectors[at], found[at] = np.array(numbers, np.float32), True
             except ValueError as error:
                 raise UserError(f"{file}, line {number}: not a word and {width} numbers") from error
+    if not found.any():
+        raise UserError(f"{file} has none of the words of {words} with {width} numbers: is it of another width?")
     return vectors, found

@@ -1,5 +1,6 @@
 """One training step: from a batch to updated parameters, in one file and one compiled function."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from block_recurrent.errors import UserError
 from block_recurrent.layers.health import COLLECTION, measures_of
 from block_recurrent.training.optimizers import Optimizer, layer_by_layer
 from block_recurrent.training.sharding import BATCH, in_mesh, named, optimizer_specs, parameter_specs
@@ -86,7 +88,13 @@ class Trainer:
 
     def init(self, seed: int) -> TrainState:
         with in_mesh(self.mesh):
-            return self._init(seed)
+            try:
+                return jax.block_until_ready(self._init(seed))
+            except jax.errors.JaxRuntimeError as error:
+                told = re.search(r"UserError: (.+)", str(error))  # of a file that parameters begin with
+                if told is None:
+                    raise
+                raise UserError(told[1]) from error
 
     def abstract_state(self) -> TrainState:
         """Shapes, types and shardings of the train state, for restoring one."""

@@ -8,7 +8,12 @@ from flax import linen as nn
 from block_recurrent.errors import UserError
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.signal_heads import Classifier, Notes
+from block_recurrent.layers.stack import stack
 from block_recurrent.layers.word_vectors import read_vectors, word_vectors
+from block_recurrent.training.optimizers import adam, constant
+from block_recurrent.training.sharding import make_mesh
+from block_recurrent.training.step import Trainer
+from models.rnn import RNNLayer
 from tests.layers.test_heads import LENGTH, ROWS, Widen
 
 KEYS, CLASSES = 19, 4
@@ -110,6 +115,20 @@ def test_vectors_of_another_width_and_missing_files_are_told(tmp_path):
         read_vectors(str(tmp_path / "vectors.txt"), str(tmp_path / "words.txt"), 4, 3)
     with pytest.raises(UserError, match=r"there is no .*nowhere"):
         read_vectors(str(tmp_path / "nowhere"), str(tmp_path / "words.txt"), 4, 3)
+
+
+def test_a_file_of_another_width_has_none_of_the_words(tmp_path):
+    vectors_file(tmp_path, b"good 1 2 3 4 5\nfilm 1 2 3 4 5\n")
+    with pytest.raises(UserError, match="none of the words"):
+        read_vectors(str(tmp_path / "vectors.txt"), str(tmp_path / "words.txt"), 4, 3)
+
+
+def test_a_trainer_tells_of_a_missing_file_in_one_line():
+    init = word_vectors("nowhere.txt", "nowhere")
+    classifier = LanguageModel(9, 6, stack([RNNLayer(6, 6)]), head=Classifier(), embedding_init=init)
+    trainer = Trainer(classifier, adam(constant(0.1)), make_mesh(), 1)
+    with pytest.raises(UserError, match=r"^there is no nowhere.txt, which the embedding begins with$"):
+        trainer.init(0)
 
 
 def test_every_parameter_names_its_axes():

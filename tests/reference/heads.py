@@ -12,7 +12,7 @@ def embed(model, params, token):
     if isinstance(model.head, Notes):
         return linear(params, keys_down(token, model.head.keys))
     if isinstance(model.head, Classifier) and model.head.pixels:
-        return linear(params, np.array([token / 255.0]))
+        return linear(params, np.array([(token / 255.0 - 0.1307) / 0.3081]))
     if isinstance(model.head, Adaptive):
         cluster = sum(token >= cutoff for cutoff in model.head.cutoffs)
         row = token - (0, *model.head.cutoffs)[cluster]
