@@ -161,3 +161,38 @@ def test_the_papers_text_reaches_the_layers(tmp_path):
     layers = build(str(file))["model"].stack.layers
     assert all(layer.sees_itself and layer.mask_empty for layer in layers)
     assert layers[1].z_bias and layers[1].z_tanh == "lstm"
+
+
+# As the authors' scripts have them: the layers' settings, the optimizer's first rate and clipping, rows, and the tokens
+# or images of an epoch, of which a segment of every row is a step.
+WORDS, CHARACTERS, FRAMES, PIXELS = 929_589, 5_017_482, 175_867, 55_000 * 784
+R_TRANSFORMERS = ("dim", "heads", "window", "cell", "local_layers", "dropout")
+TCNS = ("kernel_size", "dropout")
+SCRIPTS = {
+    "mnist/r_transformer": (R_TRANSFORMERS, (32, 2, 7, "gru", 2, 0.05), 8, 1e-3, None, 32, PIXELS),
+    "music/r_transformer": (R_TRANSFORMERS, (160, 4, 6, "gru", 1, 0.1), 3, 256 * 5e-5, None, 1, FRAMES),
+    "ptb_chars/r_transformer": (R_TRANSFORMERS, (512, 8, 7, "gru", 1, 0.15), 3, 2.0, 0.15, 16, CHARACTERS),
+    "ptb/r_transformer": (R_TRANSFORMERS, (128, 8, 9, "lstm", 1, 0.35), 3, 2.0, 0.35, 16, WORDS),
+    "mnist/tcn": (("width", *TCNS), (25, 7, 0.05), 8, 2e-3, None, 64, PIXELS),
+    "music/tcn": (("width", *TCNS), (150, 5, 0.25), 4, 1e-3, None, 1, FRAMES),
+    "ptb_chars/tcn": (TCNS, (3, 0.1), 3, 4.0, 0.15, 32, CHARACTERS),
+    "ptb/tcn": (("width", *TCNS), (600, 3, 0.45), 4, 4.0, 0.35, 16, WORDS),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_settings_are_those_of_the_authors_scripts(name):
+    fields, values, depth, rate, clip, rows, tokens = SCRIPTS[name]
+    built = build(f"configs/{name}.gin")
+    stack = built["model"].stack
+    assert sum(stack.depths) == depth
+    for layer in stack.layers:
+        assert tuple(getattr(layer, field) for field in fields) == values
+    assert float(built["optimizer"].learning_rate(0)) == pytest.approx(rate) and built["optimizer"].clip == clip
+    assert built["rows"] == rows and built["evaluate_every"] == math.ceil(tokens / (rows * built["segment"]))
+
+
+def test_tcn_of_characters_ends_as_wide_as_its_vectors():
+    model = build("configs/ptb_chars/tcn.gin")["model"]
+    assert [(layer.dim, layer.width) for layer in model.stack.layers] == [(100, 450), (450, 450), (450, 100)]
+    assert [layer.dilation for layer in model.stack.layers] == [1, 2, 4]
