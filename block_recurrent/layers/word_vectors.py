@@ -1,5 +1,6 @@
 """Embeddings that begin as vectors somebody else has trained: GloVe and other files of its form."""
 
+import logging
 from pathlib import Path
 
 import jax
@@ -22,6 +23,7 @@ def word_vectors(file: str | None, words: str, limit: float = 0.05) -> Initializ
         drawn = uniform(limit)(key, shape, dtype)
         if file is None:
             return drawn
+        logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # the trainer tells in one line what is wrong
         known = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape[:1], jnp.bool_))
         vectors, found = jax.pure_callback(lambda: read_vectors(file, words, *shape), known)
         return jnp.where(found[:, None], vectors.astype(dtype), drawn)
