@@ -52,6 +52,8 @@ def main(arguments: list[str]) -> None:
     from block_recurrent.inference.run import open_run
 
     run = open_run(options.workdir, options.trust, bindings).at(options.step)
+    if options.history:
+        run.need_text()
     texts = sources.texts_in(options.text) if options.text else None
     learning = Learning(options.rate, options.decay) if options.dynamic else None
     what = options.text or options.split

@@ -38,12 +38,10 @@ class MeasuredLabels:
         return found
 
     def to_json(self) -> dict:
-        about = {name: value for name, value in self.score.to_json().items() if not name.startswith(("bits", "perp"))}
-        for name in ("word_perplexity", "bytes", "words", "tokens"):
-            about.pop(name)
+        told = self.score.to_json()
         per_document = {"name": self.names, "label": self.labels, "nats": self.nats, "hit": self.hits.astype(int)}
         return {
-            **about,
+            **{name: told[name] for name in ("nats_per_token", "accuracy", "hits", "nats", "documents")},
             "accuracy_interval": self.interval(),
             "by_class": self.by_class(),
             "per_document": {name: np.asarray(values).tolist() for name, values in per_document.items()},

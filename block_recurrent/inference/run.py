@@ -269,8 +269,9 @@ class Run:
             raise UserError(
                 f"{self.workdir} tells labels, which a text of yours has not: it is evaluated on a split alone"
             )
-        if texts is not None:
+        if texts is not None or learning:
             self.need_text()
+        if texts is not None:
             data, names = split_in_memory(texts.values(), self.vocabulary), list(texts)
         else:
             opened = self.store(store)

@@ -24,16 +24,12 @@ def linear(module: nn.Module, name: str, inputs: int, width: int, *axes: str | N
 
 
 class Output(Head):
-    """A linear map to `outputs` scores; the model's own vectors of tokens are not used for it.
+    """A linear map to `outputs` scores, as many as a subclass says; the vectors of tokens are not used for it.
 
     With `projected` numbers are made vectors of the model's width by a linear map, else they are given as they are.
     """
 
     projected: bool = True
-
-    @property
-    def outputs(self) -> int:
-        raise NotImplementedError
 
     @nn.compact
     def __call__(self, tables: tuple, features: jax.Array) -> tuple[jax.Array, tuple]:

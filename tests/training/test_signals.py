@@ -42,7 +42,18 @@ class Shades:
             yield Document(f"{split}/{i:02d}", bytes(pixels.tolist()), split=split, label=i // 4 % 2)
 
 
-MODEL = ["DIM=8", "HEADS=2", "LOCAL=3", "CONTEXT=16", "STEPS=6", "EPOCH=2", "ROWS=2", "PATTERN='2*rt'", "DROPOUT=0.2"]
+MODEL = [
+    "DIM=8",
+    "HEADS=2",
+    "LOCAL=3",
+    "CONTEXT=16",
+    "STEPS=6",
+    "EPOCH=2",
+    "ROWS=2",
+    "PATTERN='2*rt'",
+    "DROPOUT=0.2",
+    "QUERY_TILE=None",
+]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +150,8 @@ def test_labels_are_counted_right_class_by_class(runs, capsys):
     ("kind", "told"), [("music", "is one of notes"), ("shades", "tells labels")], ids=["music", "shades"]
 )
 def test_what_needs_text_is_refused_in_one_line(runs, kind, told, capsys):
-    for command, more in ((generate, ["--prompt=x"]), (evaluate, ["--text=README.md"])):
+    asked = [["--text=README.md"], ["--history=2"], ["--dynamic"]]
+    for command, more in ((generate, ["--prompt=x"]), *((evaluate, options) for options in asked)):
         with pytest.raises(SystemExit) as exit_code:
             run_command(command.main, [str(runs[kind]), *more])
         error = capsys.readouterr().err
@@ -148,6 +160,12 @@ def test_what_needs_text_is_refused_in_one_line(runs, kind, told, capsys):
         open_run(runs[kind]).score("some text")
     with pytest.raises(UserError, match=told):
         open_run(runs[kind]).states("some text")
+
+
+def test_a_store_of_other_labels_is_refused(runs, tmp_path):
+    other = built(tmp_path, Shades(labels=("night", "day")), PixelVocabulary(), "other")
+    with pytest.raises(UserError, match="has other labels than"):
+        open_run(runs["shades"]).evaluate("test", store=other.folder)
 
 
 def test_a_head_and_a_store_that_do_not_go_together_are_told(stores, tmp_path, capsys):
