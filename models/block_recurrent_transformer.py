@@ -147,7 +147,7 @@ class BlockRecurrentLayer(nn.Module):
         u = tied_dropout(self, rms_norm(x, self.attention_norm), self.dropout)
         tokens = {name: in_heads(u, weights, self.heads) for name, weights in self.token_kernels.items()}
         tokens = {name: a if name == "values" else l2_normalise(a) for name, a in tokens.items()}
-        keep = attention_mask(self, self.dropout, self.heads, self.window)
+        keep = attention_mask(self, self.dropout, self.heads, self.window, x.shape[1])
         cell = dict(self.cell)
         measures = seen = {}
         aligned = jnp.all(state["position"] == 0)

@@ -112,7 +112,7 @@ class MemorizingLayer(nn.Module):
             attention_scale,
             bias_table(self, "relative_bias", self.heads),
             query_tile_of(self.window, self.query_tile),
-            attention_mask(self, self.dropout, self.heads, self.window),
+            attention_mask(self, self.dropout, self.heads, self.window, n),
             self.sees_itself,
             self.mask_empty,
         )

@@ -76,10 +76,9 @@ def cell_of(name: str) -> Cell:
     return CELLS[name]
 
 
-def product(weights: jax.Array, h: jax.Array, gates: int) -> jax.Array:
-    """What the state [b d] gives to the gates [b gates d], by weights [d gates*d]."""
-    q = jnp.dot(h.astype(weights.dtype), weights, preferred_element_type=jnp.float32)
-    return q.reshape(len(h), gates, -1)
+def product(weights: jax.Array, h: jax.Array) -> jax.Array:
+    """h [b d] by weights [d e] in their type, added up in float32."""
+    return jnp.dot(h.astype(weights.dtype), weights, preferred_element_type=jnp.float32)
 
 
 def forgotten(carry: Carry, start: jax.Array) -> Carry:
@@ -122,12 +121,6 @@ def go_back(cell: Cell, before: Carry, kept: Kept, into: Carry) -> tuple[Carry, 
     return into_before, *(jnp.concatenate([into_sums, other], axis=1) for other in others)
 
 
-def into_state(transposed: jax.Array, into_q: jax.Array) -> jax.Array:
-    """What goes into the state [b d] that `product` took, by weights [gates*d d]."""
-    flat = into_q.reshape(len(into_q), -1).astype(transposed.dtype)
-    return jnp.dot(flat, transposed, preferred_element_type=jnp.float32)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run_cell(cell: Cell, weights: jax.Array, biases: Biases, u: jax.Array, start: jax.Array, carry: Carry):
     """The last carry, arrays [b d], and all states [n b d]: weights [d gates*d], u [n b gates d], start [n b].
@@ -144,7 +137,7 @@ def scan_cell(cell, weights, biases, u, start, carry, keep=False):
     def step(carry, now):
         u, start = now
         carry = forgotten(carry, start)
-        after, kept = advance(cell, carry, u, product(weights, carry[0], cell.gates), biases)
+        after, kept = advance(cell, carry, u, product(weights, carry[0]).reshape(u.shape), biases)
         return after, (after[0].astype(u.dtype), (kept, after) if keep else None)
 
     carry, (states, kept) = jax.lax.scan(step, carry, (u, start))
@@ -167,7 +160,7 @@ def run_cell_backward(cell, residuals, cotangents):
         kept, before, start, into_output = now
         into = (into[0] + into_output.astype(jnp.float32), *into[1:])
         into_before, into_u, into_q = go_back(cell, before, kept, into)
-        into_before = (into_before[0] + into_state(transposed, into_q), *into_before[1:])
+        into_before = (into_before[0] + product(transposed, into_q.reshape(len(into_q), -1)), *into_before[1:])
         return forgotten(into_before, start), (into_u if cell.own_bias else None, into_q)
 
     into_first, (into_u, into_q) = jax.lax.scan(step, into_last, (kept, before, start, into_states), reverse=True)
@@ -189,8 +182,8 @@ def run_reset_first(weights: jax.Array, bias: jax.Array, u: jax.Array, start: ja
         u, start = now
         (h,) = forgotten(carry, start)
         p = jnp.moveaxis(u.astype(jnp.float32) + bias, 1, 0)
-        reset, update = jax.nn.sigmoid(p[:2] + jnp.moveaxis(product(gates, h, 2), 1, 0))
-        h = (1.0 - update) * jnp.tanh(p[2] + product(candidate, reset * h, 1)[:, 0]) + update * h
+        reset, update = jax.nn.sigmoid(p[:2] + jnp.stack(jnp.split(product(gates, h), 2, axis=-1)))
+        h = (1.0 - update) * jnp.tanh(p[2] + product(candidate, reset * h)) + update * h
         return (h,), h.astype(u.dtype)
 
     return jax.lax.scan(step, carry, (u, start))

@@ -73,7 +73,7 @@ class SlidingWindowLayer(nn.Module):
             scale(self, "attention_scale", self.heads),
             bias_table(self, "relative_bias", self.heads),
             query_tile_of(self.window, self.query_tile),
-            attention_mask(self, self.dropout, self.heads, self.window),
+            attention_mask(self, self.dropout, self.heads, self.window, n),
             self.sees_itself,
             self.mask_empty,
         )

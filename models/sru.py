@@ -274,7 +274,7 @@ class SRUppLayer(SRUBase):
             jnp.full((self.heads,), (p // self.heads) ** -0.5),
             None,
             query_tile_of(self.context, self.query_tile),
-            attention_mask(self, self.attention_dropout, self.heads, self.context),
+            attention_mask(self, self.attention_dropout, self.heads, self.context, n),
             sees_itself=True,
             mask_empty=True,
             starts_anywhere=True,

@@ -17,7 +17,7 @@ from block_recurrent.layers.attention import query_tile_of, sliding_window_atten
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.norms import layer_norm_unbiased
-from block_recurrent.layers.parameters import attention_mask, kernel, offset, scale
+from block_recurrent.layers.parameters import attention_mask, linear_map, offset, scale
 
 
 class Positions(nn.Module):
@@ -83,8 +83,8 @@ class TransformerLayer(nn.Module):
         return constrain(x + dropout(self, function(u), self.dropout), "batch", "length", "embed")
 
     def linear(self, name: str, x: jax.Array, width: int, *axes: str) -> jax.Array:
-        weights = kernel(self, name, (x.shape[-1], width), *axes).astype(x.dtype)
-        return x @ weights + offset(self, f"{name}_bias", width, axes[1]).astype(x.dtype)
+        weights, bias = linear_map(self, name, x.shape[-1], width, *axes)
+        return x @ weights.astype(x.dtype) + bias.astype(x.dtype)
 
     def attended(self, u: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, start: jax.Array):
         """What attention gives [b n d], and the keys and values to keep."""
@@ -103,7 +103,7 @@ class TransformerLayer(nn.Module):
             jnp.full((self.heads,), (self.dim // self.heads) ** -0.5),
             None,
             query_tile_of(self.context, self.query_tile),
-            attention_mask(self, self.dropout, self.heads, self.context),
+            attention_mask(self, self.dropout, self.heads, self.context, u.shape[1]),
             sees_itself=True,
             mask_empty=True,
             starts_anywhere=True,

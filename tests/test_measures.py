@@ -16,6 +16,7 @@ from block_recurrent.prepare import prepare
 from tests.data.test_images import write_images
 from tests.data.test_music import packed, rolls
 from tests.test_compare import ABOUT, COST, PLANNED
+from tests.test_notebooks import ROOT, executed
 from tests.test_report import read
 
 OWN_STEPS = {**ABOUT, "tokens": None, "missing": []}
@@ -286,3 +287,14 @@ def test_configs_train_for_their_own_steps_where_no_tokens_are_given(corpus, tmp
     document = json.loads((tmp_path / "output" / "comparison.json").read_text())
     assert document["tokens"] is None and document["best"] == ["own-seed0 at step 4"]
     assert document["configs"][0]["steps"] == steps and document["configs"][0]["tokens"] == steps * 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "told"), [("music", "+0.000 nats per frame"), ("images", "+0.00% accuracy")])
+def test_the_notebook_compares_two_runs_by_their_measure(kind, told, request, tmp_path, monkeypatch):
+    """A run and its copy: they are equally good."""
+    workdir = request.getfixturevalue(kind)
+    twin = shutil.copytree(workdir, tmp_path / "twin")
+    settings = {"BR_RUNS": f"{workdir}:{twin}", "BR_COMPARISON": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    pictures, text = executed(ROOT / "notebooks" / "compare.ipynb", settings, monkeypatch)
+    assert len(pictures) == 2 and f"less {workdir.name}, step 4: {told} [" in text

@@ -104,10 +104,10 @@ def sliding_window_attention(
     """Attends over a segment and the cache: outputs [b n h k], and the next cache, keys and values [b w h k].
 
     queries, keys, values [b n h k], keys and queries normalised; cached_keys, cached_values [b w h k]; start [b n];
-    scale [h]; bias_table [h 32], or None for no bias; keep [h w 2w]. Before the first token of a document lie zero keys
-    and values, masked with `mask_empty` alone, which goes without a bias. With `sees_itself` a query's own key is the
-    last of its window. A length that is a multiple of the window takes starts on its multiples unless they may be
-    anywhere, and tiles of `query_tile` queries.
+    scale [h]; bias_table [h 32], or None for no bias; keep [h q w+q], q the shorter of n and w. Before the first token
+    of a document lie zero keys and values, masked with `mask_empty` alone, which goes without a bias. With
+    `sees_itself` a query's own key is the last of its window. A length that is a multiple of the window takes starts on
+    its multiples unless they may be anywhere, and tiles of `query_tile` queries.
     """
     b, n = queries.shape[:2]
     window = cached_keys.shape[1]
@@ -173,9 +173,10 @@ def in_window(window: int, tile: int, sees_itself: bool) -> np.ndarray:
 
 
 def tiles_of_mask(mask: jax.Array, tile: int, tiles: int) -> jax.Array:
-    """One mask of a whole window, [h w 2w], as its query tiles see it, repeated every window: [t h q j]."""
-    window = mask.shape[1]
-    parts = [mask[:, at : at + tile, at : at + window + tile] for at in range(0, window - tile + 1, tile)]
+    """One mask of `queries` in a row, [h queries w+queries], as their tiles see it, then repeated: [t h q j]."""
+    queries, keys = mask.shape[1:]
+    seen = keys - queries + tile
+    parts = [mask[:, at : at + tile, at : at + seen] for at in range(0, queries - tile + 1, tile)]
     return jnp.tile(jnp.stack(parts), (-(-tiles // len(parts)), 1, 1, 1))[:tiles]
 
 

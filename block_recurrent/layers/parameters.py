@@ -31,6 +31,13 @@ def kernel(module: nn.Module, name: str, shape: tuple[int, int], *axes: str | No
     return module.param(name, partitioned(kernel_init, *axes), shape, jnp.float32)
 
 
+def linear_map(module: nn.Module, name: str, inputs: int, width: int, *axes: str | None) -> tuple[jax.Array, jax.Array]:
+    """A kernel [inputs width] and a bias [width], as PyTorch makes them."""
+    init = uniform(inputs**-0.5)
+    weights = module.param(name, partitioned(init, *axes), (inputs, width), jnp.float32)
+    return weights, module.param(f"{name}_bias", partitioned(init, axes[1]), (width,), jnp.float32)
+
+
 def gate_kernel(module: nn.Module, name: str, shape: tuple[int, int, int], init: Callable = xavier_init) -> jax.Array:
     """Float32 weights [in gates channels] of the gates of an elementwise recurrence."""
     return module.param(name, partitioned(init, "embed", None, "channels"), shape, jnp.float32)
@@ -81,7 +88,10 @@ def bias_table(module: nn.Module, name: str, heads: int) -> jax.Array:
     return module.param(name, init, (heads, BUCKETS), jnp.float32)
 
 
-def attention_mask(module: nn.Module, rate: float, heads: int, window: int) -> jax.Array | None:
-    """A dropout mask for attention weights, [h w 2w], shared by all rows and windows; None where dropout is off."""
-    key = dropout_key(module, rate)
-    return None if key is None else keep_mask(key, rate, (heads, window, 2 * window), jnp.float32)
+def attention_mask(module: nn.Module, rate: float, heads: int, window: int, length: int) -> jax.Array | None:
+    """A dropout mask for attention weights, shared by all rows and windows; None where dropout is off.
+
+    It is [h q w+q], for the q queries of a window, or those of a segment whose length is less.
+    """
+    key, queries = dropout_key(module, rate), min(window, length)
+    return None if key is None else keep_mask(key, rate, (heads, queries, window + queries), jnp.float32)

@@ -9,18 +9,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.heads import Head, cross_entropy, scores
-from block_recurrent.layers.parameters import uniform
+from block_recurrent.layers.parameters import linear_map
 
 MEAN, DEVIATION = 0.1307, 0.3081  # of the grey values of MNIST, black 0 and white 1
-
-
-def linear(module: nn.Module, name: str, inputs: int, width: int, *axes: str | None) -> tuple[jax.Array, jax.Array]:
-    """A kernel [inputs width] and a bias [width], as PyTorch makes them."""
-    init = uniform(inputs**-0.5)
-    weights = module.param(name, partitioned(init, *axes), (inputs, width), jnp.float32)
-    return weights, module.param(f"{name}_bias", partitioned(init, axes[1]), (width,), jnp.float32)
 
 
 class Output(Head):
@@ -33,7 +25,7 @@ class Output(Head):
 
     @nn.compact
     def __call__(self, tables: tuple, features: jax.Array) -> tuple[jax.Array, tuple]:
-        weights, bias = linear(self, "kernel", features.shape[-1], self.outputs, "embed", None)
+        weights, bias = linear_map(self, "kernel", features.shape[-1], self.outputs, "embed", None)
         return features, (weights.T, bias)
 
     def logits(self, latents: jax.Array, weights: tuple) -> jax.Array:
@@ -42,7 +34,7 @@ class Output(Head):
     def map_of(self, model: nn.Module, inputs: int) -> tuple:
         """The tables of a model that is given `inputs` numbers at each position."""
         if self.projected:
-            return linear(model, "embedding", inputs, model.dim, None, "embed")
+            return linear_map(model, "embedding", inputs, model.dim, None, "embed")
         if model.dim != inputs:
             raise UserError(f"{inputs} numbers as they are make vectors of {inputs}: the model's dim is {model.dim}")
         return ()
