@@ -7,12 +7,12 @@ python -m block_recurrent.evaluate runs/srupp --gin.CONTEXT=3072     # a longer 
 """
 
 import json
-import math
 import re
 import sys
 
 from block_recurrent.commandline import command_parser, gin_bindings, step
 from block_recurrent.errors import UserError, run_command
+from block_recurrent.measures import LABELS, TEXT, Kind, kind_of
 
 
 def main(arguments: list[str]) -> None:
@@ -89,13 +89,12 @@ def main(arguments: list[str]) -> None:
 
     title = f"{options.workdir} at step {run.step:,} on {what}{''.join(f', {change}' for change in changes)}"
     console = Console(width=None if sys.stdout.isatty() else 100)
-    vocabulary = run.vocabulary
-    for table in tables(title, about, vocabulary.kind == "words", vocabulary.positions):
+    for table in tables(title, about, kind_of(run.about), run.vocabulary.kind == "words"):
         console.print(table)
     print(f"written to {file}")
 
 
-def tables(title: str, found: dict, of_words: bool, positions: str = "tokens") -> list:
+def tables(title: str, found: dict, kind: Kind, of_words: bool = False) -> list:
     """What is printed: the figures, and then those by position, by kind of word, by class and by history."""
     from rich.table import Table
 
@@ -107,7 +106,7 @@ def tables(title: str, found: dict, of_words: bool, positions: str = "tokens") -
             made.add_row(*row)
         return made
 
-    if "accuracy" in found:
+    if kind is LABELS:
         figures = [f"{found['documents']:,}", f"{found['accuracy']:.2%}", percents(found["accuracy_interval"])]
         columns = ["sequences", "right", "95 %", "nats per label"]
         rows = [
@@ -116,35 +115,28 @@ def tables(title: str, found: dict, of_words: bool, positions: str = "tokens") -
         ]
         made = [table(title, columns, [[*figures, f"{found['nats_per_token']:.4f}"]])]
         return [*made, table("", ["class", "sequences", "right", "95 %"], rows)]
-    if positions != "tokens":
-        unit = positions.removesuffix("s")
-        figures = [f"{found['documents']:,}", f"{found['tokens']:,}", f"{found['nats_per_token']:.4f}"]
-        figures += [interval(in_nats(found["bits_per_token_interval"]))]
-        rows = [
-            [
-                row["of"],
-                f"{row['tokens']:,}",
-                f"{row['bits_per_token'] * math.log(2):.4f}",
-                interval(in_nats(row["interval"])),
-            ]
-            for row in found["by_position"]
-        ]
-        columns = [positions, f"nats per {unit}", "95 %"]
-        made = [table(title, ["documents", *columns], [figures])]
-        return [*made, table("", [f"{positions} into the document", *columns], rows)]
-    perplexity = "perplexity" if of_words else "word_perplexity"  # corpora of words count the ends of lines as words
-    figures = [f"{found['documents']:,}", f"{found['tokens']:,}", f"{found['bits_per_token']:.4f}"]
-    figures += [interval(found["bits_per_token_interval"]), f"{found['bits_per_byte']:.4f}"]
-    figures += [f"{found[perplexity]:,.1f}" if found[perplexity] is not None else "inf"]
-    columns = ["documents", "tokens", "bits per token", "95 %", "bits per byte", perplexity.replace("_", " ")]
+    loss = kind.loss
+    columns = ["documents", f"{kind.position}s", loss.label, "95 %"]
+    figures = [f"{found['documents']:,}", f"{found['tokens']:,}", f"{loss.factor * found[loss.source]:.4f}"]
+    figures += [interval(found[loss.interval], loss.factor)]
+    if kind is TEXT:
+        perplexity = "perplexity" if of_words else "word_perplexity"  # corpora of words count ends of lines as words
+        columns += ["bits per byte", perplexity.replace("_", " ")]
+        figures += [f"{found['bits_per_byte']:.4f}"]
+        figures += [f"{found[perplexity]:,.1f}" if found[perplexity] is not None else "inf"]
     made = [table(title, columns, [figures])]
-    for name, heading in (("by_position", "tokens into the document"), ("by_word", "tokens of")):
+    for name, heading in (("by_position", f"{kind.position}s into the document"), ("by_word", "tokens of")):
         if found[name] and len(found[name]) > 1:
             rows = [
-                [row["of"], f"{row['tokens']:,}", f"{row['bits_per_token']:.4f}", interval(row["interval"])]
+                [
+                    row["of"],
+                    f"{row['tokens']:,}",
+                    f"{loss.factor * row[loss.source]:.4f}",
+                    interval(row["interval"], loss.factor),
+                ]
                 for row in found[name]
             ]
-            made.append(table("", [heading, "tokens", "bits per token", "95 %"], rows))
+            made.append(table("", [heading, *columns[1:4]], rows))
     if "history" in found:
         rows = [
             [
@@ -163,16 +155,12 @@ def tables(title: str, found: dict, of_words: bool, positions: str = "tokens") -
     return made
 
 
-def in_nats(bounds: list[float] | None) -> list[float] | None:
-    return bounds and [bound * math.log(2) for bound in bounds]
-
-
 def percents(bounds: list[float] | None) -> str:
     return "-" if bounds is None else f"{bounds[0]:.2%} to {bounds[1]:.2%}"
 
 
-def interval(bounds: list[float] | None) -> str:
-    return "-" if bounds is None else f"{bounds[0]:.4f} to {bounds[1]:.4f}"
+def interval(bounds: list[float] | None, factor: float = 1.0) -> str:
+    return "-" if bounds is None else f"{factor * bounds[0]:.4f} to {factor * bounds[1]:.4f}"
 
 
 if __name__ == "__main__":
