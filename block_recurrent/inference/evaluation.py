@@ -13,6 +13,7 @@ from flax import linen as nn
 
 from block_recurrent.data.rows import Cursor, RowStream, Span
 from block_recurrent.data.store import Mixture, Split
+from block_recurrent.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class Evaluator:
             if len(sums) > 2:  # fetched late, so that the device never waits
                 sums[-3] = np.asarray(sums[-3], np.float64)
         nats, tokens, hits = np.sum([np.asarray(found, np.float64) for found in sums], axis=0)
+        if not tokens:  # the longest documents come first, and have their labels at their ends
+            raise UserError(f"nothing is predicted in {batches} batches of {self.segment}: evaluate more of them")
         predictions = stream.predictions
         return Score(
             nats=float(nats),
