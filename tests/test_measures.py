@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import block_recurrent
 from block_recurrent import compare, evaluate, report, train
 from block_recurrent.comparison import Run, write
 from block_recurrent.errors import UserError
@@ -290,11 +291,17 @@ def test_configs_train_for_their_own_steps_where_no_tokens_are_given(corpus, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "told"), [("music", "+0.000 nats per frame"), ("images", "+0.00% accuracy")])
+@pytest.mark.parametrize(
+    ("kind", "told"), [("music", "{:+.3f} nats per frame".format), ("images", "{:+.2%} accuracy".format)]
+)
 def test_the_notebook_compares_two_runs_by_their_measure(kind, told, request, tmp_path, monkeypatch):
-    """A run and its copy: they are equally good."""
+    """A run at its end, and at an earlier step."""
     workdir = request.getfixturevalue(kind)
-    twin = shutil.copytree(workdir, tmp_path / "twin")
-    settings = {"BR_RUNS": f"{workdir}:{twin}", "BR_COMPARISON": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    earlier = shutil.copytree(workdir, tmp_path / "earlier")
+    shutil.rmtree(earlier / "checkpoints" / "4")
+    settings = {"BR_RUNS": f"{workdir}:{earlier}", "BR_COMPARISON": str(tmp_path), "PYTHONPATH": str(ROOT)}
     pictures, text = executed(ROOT / "notebooks" / "compare.ipynb", settings, monkeypatch)
-    assert len(pictures) == 2 and f"less {workdir.name}, step 4: {told} [" in text
+    scores = [block_recurrent.open(folder).evaluate().score for folder in (workdir, earlier)]
+    end, start = (score.loss if kind == "music" else score.accuracy for score in scores)
+    assert len(pictures) == 2
+    assert f"earlier, step 2 less {workdir.name}, step 4: {told(start - end)} [" in text

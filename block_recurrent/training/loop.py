@@ -98,6 +98,11 @@ def train(
         return trainer.place(batch)
 
     evaluator = Evaluator(model, rows, segment, place_unless_stopped, trainer.local_rows(), trainer.initial_memory)
+    if held_out is not None and evaluation_batches and not evaluator.predicts(held_out, evaluation_batches):
+        raise UserError(
+            f"train.evaluation_batches is {evaluation_batches}: the validation split of {store} has nothing to predict "
+            f"in its first {evaluation_batches * segment:,} positions, where its longest documents are; give more"
+        )
 
     started(data)
     losses: dict[int, float] = {}  # held-out, by step

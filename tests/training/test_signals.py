@@ -11,7 +11,6 @@ from block_recurrent import evaluate, generate, train
 from block_recurrent.data.documents import SPLITS, Document, Unit
 from block_recurrent.data.signals import PixelVocabulary
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
-from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.run import open_run, read_metrics
 from block_recurrent.prepare import prepare
 from block_recurrent.training.step import Trainer
@@ -163,10 +162,14 @@ def test_what_needs_text_is_refused_in_one_line(runs, kind, told, capsys):
         open_run(runs[kind]).states("some text")
 
 
-def test_batches_without_a_label_are_told(runs):
-    run = open_run(runs["shades"])
-    with pytest.raises(UserError, match="nothing is predicted in 1 batches of 4: evaluate more"):
-        Evaluator(run.model, 2, 4)(run.params, run.split("validation"), batches=1)
+def test_evaluations_without_a_label_are_told_at_once(stores, tmp_path, capsys):
+    few = [*arguments("shades", stores, tmp_path / "run"), "--gin.train.segment=4", "--gin.train.evaluation_batches=1"]
+    with pytest.raises(SystemExit) as exit_code:
+        run_command(train.main, few)
+    error = capsys.readouterr().err
+    assert exit_code.value.code == MISTAKE and "\n" not in error.strip()
+    assert "train.evaluation_batches is 1" in error and "nothing to predict in its first 4 positions" in error
+    assert not (tmp_path / "run").exists(), "nothing is written"
 
 
 def test_a_store_of_other_labels_is_refused(runs, tmp_path):
