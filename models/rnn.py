@@ -165,9 +165,11 @@ def run_cell_backward(cell, residuals, cotangents):
 
     into_first, (into_u, into_q) = jax.lax.scan(step, into_last, (kept, before, start, into_states), reverse=True)
     into_u = into_q if into_u is None else into_u
-    into_weights = jnp.einsum("nbd,nbge->dge", *(a.astype(weights.dtype) for a in (before[0], into_q)))
+    # Flat, for XLA's product by the rows of both: by the axes of an einsum it would lay the states out anew.
+    tokens = into_q.shape[0] * into_q.shape[1]
+    h, into_gates = (a.reshape(tokens, -1).astype(weights.dtype) for a in (before[0], into_q))
     into_biases = into_u.sum(axis=(0, 1)), into_q[:, :, -1].sum(axis=(0, 1))
-    return into_weights.reshape(weights.shape), into_biases, into_u.astype(like_u.dtype), None, into_first
+    return h.T @ into_gates, into_biases, into_u.astype(like_u.dtype), None, into_first
 
 
 run_cell.defvjp(run_cell_forward, run_cell_backward)
