@@ -16,15 +16,16 @@ from pathlib import Path
 from block_recurrent.planning.compiling import MISSING, libtpu_version
 from block_recurrent.planning.tables import size
 
-CONFIGS = ("rec_fixed_skip", "feedback_fixed_skip", "slide_13l", "rec_fixed_skip_large")
+CONFIGS = ("rec_fixed_skip", "feedback_fixed_skip", "slide_13l", "rec_fixed_skip_large", "memorizing")
 SLICES = ("v4-64", "v5litepod-32")
 
 HEADING = """# The paper's training steps, compiled for TPUs
 
-Made by `make plan-paper`: batch 32, segment 4096, bfloat16, compiled by the TPU's own compiler on a machine without
-one; nothing was run on a TPU. HBM is what a device needs for a step: arguments + outputs + temporaries - aliased.
-State is parameters + optimizer + carried state per device, as `plan` computes it from shapes, and how far that is from
-what the compiler lays out, the worst of the three. Exchanged is the sum of the collectives of a step on one device.
+Made by `make plan-paper`: 131,072 tokens a step (32 segments of 4096; the Memorizing Transformer has 256 of 512, and
+a memory of 32,768 tokens in one layer), bfloat16, compiled by the TPU's own compiler on a machine without one;
+nothing was run on a TPU. HBM is what a device needs for a step: arguments + outputs + temporaries - aliased. State is
+parameters + optimizer + carried state per device, as `plan` computes it from shapes, and how far that is from what
+the compiler lays out, the worst of the three. Exchanged is the sum of the collectives of a step on one device.
 Compile seconds are those of two cores that others used too.
 """
 COLUMNS = ("config", "slice", "mesh", "HBM per device", "of", "fits", "state", "to the compiler's", "exchanged")

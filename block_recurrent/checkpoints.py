@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
@@ -62,7 +63,7 @@ class Checkpoints:
             args=ocp.args.Composite(
                 **{
                     PARAMS: ocp.args.StandardSave(params),
-                    TRAINING: ocp.args.StandardSave(training),
+                    TRAINING: ocp.args.StandardSave(without_empty(training)),
                     CURSOR: ocp.args.JsonSave(cursor),
                 }
             ),
@@ -74,11 +75,11 @@ class Checkpoints:
             step,
             {
                 PARAMS: ocp.args.StandardRestore(params),
-                TRAINING: ocp.args.StandardRestore(training),
+                TRAINING: ocp.args.StandardRestore(without_empty(training)),
                 CURSOR: ocp.args.JsonRestore(),
             },
         )
-        return restored[PARAMS], restored[TRAINING], restored[CURSOR]
+        return restored[PARAMS], with_empty(restored[TRAINING], training), restored[CURSOR]
 
     def restore_params(self, step: int, params: Any, dtype: Any = None) -> Any:
         """The parameters alone, given a tree of shapes, onto one device of this process, in another type if asked."""
@@ -128,6 +129,18 @@ class Best:
         there = [checkpoint.step for checkpoint in checkpoints]
         best = min((step for step in there if step in self.losses), key=self.losses.__getitem__, default=None)
         return [step == best for step in there]
+
+
+def without_empty(tree: Any) -> Any:
+    """None for arrays without a number in them, which Orbax refuses: a window of one token has such a tail."""
+    return jax.tree.map(lambda a: a if a.size else None, tree)
+
+
+def with_empty(tree: Any, like: Any) -> Any:
+    """What `without_empty` made of a tree that was `like` this one, as it was."""
+    return jax.tree.map(
+        lambda a, found: found if a.size else jnp.zeros(a.shape, a.dtype, device=a.sharding), like, tree
+    )
 
 
 def handlers() -> dict:

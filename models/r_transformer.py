@@ -123,6 +123,7 @@ ELEMENTWISE = {
     "qrnn": Elementwise(qrnn_unit, 3),
     "sru": Elementwise(functools.partial(sru_cell, lambda c: c), 3),
     **{name: Elementwise(functools.partial(unit, jnp.tanh), gates) for name, (unit, gates) in UNITS.items()},
+    "olrn": Elementwise(functools.partial(UNITS["olrn"][0], lambda c: c), UNITS["olrn"][1]),  # it has no tanh
 }
 
 
@@ -201,7 +202,7 @@ class RTransformerLayer(TransformerLayer):
         return y, {"tails": jnp.stack(tails, axis=1), **kept}
 
     def local_rnn(self, prefix: str, u: jax.Array, tail: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Every window's last state [b n d] (eq. 5 of the paper), and the tail for the next segment."""
+        """Every window's last state [b n d] (eqs. 2 and 3), and the tail for the next segment."""
         into, states = self.cell_at(prefix)
         projected, before = (project_gates(x, into) for x in (u, tail.astype(u.dtype)))
         run = functools.partial(window_states, states)

@@ -1,5 +1,6 @@
 """The Transformer (Vaswani et al. 2017) as the R-Transformer's authors have it: norms before the sublayers, biased
-projections, the layer norm of "The Annotated Transformer", and sinusoidal positions as a layer of their own.
+projections, the layer norm of "The Annotated Transformer", and sinusoidal positions as a layer of their own. Theirs
+drops each attention weight by itself; here all rows and windows share a mask.
 
 A token attends to itself and the `context` - 1 tokens before it in its document: as long as the longest document, that
 is all of its past.
@@ -21,9 +22,20 @@ from block_recurrent.layers.parameters import attention_mask, linear_map, offset
 
 
 class Positions(nn.Module):
-    """Adds sines and cosines of a token's place in its document; y, state = layer(x, state, start)."""
+    """Adds sines and cosines of a token's place in its document; y, state = layer(x, state, start).
+
+    With a `period` places are counted anew after so many tokens: a document of any length has only those that were
+    seen in training. As long as two contexts, no two tokens that attention sees together have the same.
+    """
+
+    period: int | None = None
 
     block = 1
+
+    def __post_init__(self):
+        if self.period is not None and self.period < 1:
+            raise UserError(f"period {self.period} of the positions is 1 at least")
+        super().__post_init__()
 
     def initial_state(self, batch: int) -> dict[str, jax.Array]:
         return {"position": jnp.zeros((batch,), jnp.int32)}  # of the next token
@@ -34,6 +46,7 @@ class Positions(nn.Module):
         at = jnp.arange(n)
         begins = jax.lax.cummax(jnp.where(start, at, -1), axis=1)  # [b n] of the token's document, -1 if before
         position = jnp.where(begins < 0, state["position"][:, None] + at, at - begins)
+        position = position if self.period is None else position % self.period
         waves = jnp.exp(jnp.arange(0, d, 2) * (-math.log(10000.0) / d))
         angles = position[..., None].astype(jnp.float32) * waves  # [b n d/2]
         signal = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*x.shape[:2], -1)[..., :d]
@@ -93,7 +106,7 @@ class TransformerLayer(nn.Module):
             flat = self.linear(name, u, self.dim, "embed", "heads")
             return constrain(flat.reshape(*u.shape[:2], self.heads, -1), "batch", "length", "heads", None)
 
-        y, keys, values = sliding_window_attention(
+        y, keys, values = sliding_window_attention(  # eqs. 4 to 6 of the R-Transformer's paper
             in_heads("queries"),
             in_heads("keys"),
             in_heads("values"),
@@ -112,6 +125,6 @@ class TransformerLayer(nn.Module):
         return y, keys, values
 
     def feed_forward(self, u: jax.Array) -> jax.Array:
-        hidden = nn.relu(self.linear("hidden", u, 4 * self.dim, "embed", "mlp"))
+        hidden = nn.relu(self.linear("hidden", u, 4 * self.dim, "embed", "mlp"))  # eq. 7
         hidden = dropout(self, constrain(hidden, "batch", "length", "mlp"), self.dropout)
         return self.linear("output", hidden, self.dim, "mlp", "embed")

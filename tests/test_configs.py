@@ -1,6 +1,7 @@
 """Every config under configs/ builds, and is the same model with remat and depth scan on and off."""
 
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -85,7 +86,9 @@ def test_a_config_names_a_store_that_prepare_makes(file):
 
 @pytest.mark.parametrize("file", EXPERIMENTS)
 def test_a_config_opens_with_its_command(file):
-    assert f"python -m block_recurrent.train --gin_file={file}" in (ROOT / file).read_text().split("from __gin__")[0]
+    header = (ROOT / file).read_text().split("from __gin__")[0]
+    assert f"python -m block_recurrent.train --gin_file={file}" in header
+    assert re.search(r"Expect [^.]*\d", header), "what to expect of it"
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers.parameters import uniform
 
 
-def word_vectors(file: str | None, words: str, limit: float = 0.05) -> Initializer:
+def word_vectors(file: str | None, store: str, limit: float = 0.05) -> Initializer:
     """An embedding [v d] with the vectors of `file` for the words that it has, others uniform between +-`limit`.
 
-    `file` has a word and d numbers in each line (glove.840B.300d.txt), or is None; `words` is the vocabulary's list, a
-    word in each line (data/imdb_words/vocabulary.txt). Read when parameters are made: a finished run needs neither.
+    `file` has a word and d numbers in each line (glove.840B.300d.txt), or is None; the `store` of the data has its
+    vocabulary, a word in each line of vocabulary.txt. Read when parameters are made: a finished run needs neither.
     """
 
     def init(key: jax.Array, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32) -> jax.Array:
@@ -25,7 +25,7 @@ def word_vectors(file: str | None, words: str, limit: float = 0.05) -> Initializ
             return drawn
         logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # the trainer tells in one line what is wrong
         known = (jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape[:1], jnp.bool_))
-        vectors, found = jax.pure_callback(lambda: read_vectors(file, words, *shape), known)
+        vectors, found = jax.pure_callback(lambda: read_vectors(file, f"{store}/vocabulary.txt", *shape), known)
         return jnp.where(found[:, None], vectors.astype(dtype), drawn)
 
     return init

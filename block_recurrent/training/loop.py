@@ -76,6 +76,7 @@ def train(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
         keep_checkpoints=keep_checkpoints,
+        **({} if evaluation_batches is None else {"evaluation_batches": evaluation_batches}),
     )
     folder = run_folder(workdir)
     data = open_store(store)

@@ -15,7 +15,7 @@ from models.feedback import feedback_stack
 from models.lrn import ATRLayer, LRNLayer
 from models.memorizing_transformer import MemorizingLayer
 from models.qrnn import QRNNLayer, qrnn_layers
-from models.r_transformer import RTransformerLayer
+from models.r_transformer import ELEMENTWISE, RTransformerLayer
 from models.rnn import RNNLayer
 from models.sliding_window import SlidingWindowLayer
 from models.sru import SRULayer, SRUppLayer
@@ -127,10 +127,11 @@ CASES = [
     Case("rnn", RNNLayer(12, 10, cell="rnn"), run_layer),
     Case("tcn", stack(tcn_layers(12, 10, 3, kernel_size=2)), run_stack),
     Case("transformer", stack([Positions(), *[TransformerLayer(12, heads=3, context=4)] * 2]), run_stack),
+    Case("transformer_periodic", stack([Positions(period=5), TransformerLayer(12, heads=2, context=3)]), run_stack),
     Case("r_transformer", r_transformer(context=8, query_tile=2), run_layer),
     Case("r_transformer_lstm", r_transformer(cell="lstm", local_layers=2), run_layer),
     Case("r_transformer_rnn", r_transformer(cell="rnn", window=7), run_layer),
-    *(Case(f"r_transformer_{cell}", r_transformer(cell=cell), run_layer) for cell in ("qrnn", "sru", "lrn")),
+    *(Case(f"r_transformer_{cell}", r_transformer(cell=cell), run_layer) for cell in ELEMENTWISE),
     Case(
         "stack_of_all_kinds",
         stack(

@@ -95,9 +95,9 @@ WORDS = b"<unk>\ngood\nbad\nfilm\n"
 
 
 def vectors_file(folder, text):
-    (folder / "words.txt").write_bytes(WORDS)
+    (folder / "vocabulary.txt").write_bytes(WORDS)
     (folder / "vectors.txt").write_bytes(text)
-    return word_vectors(str(folder / "vectors.txt"), str(folder / "words.txt"), limit=0.05)
+    return word_vectors(str(folder / "vectors.txt"), str(folder), limit=0.05)
 
 
 def test_words_begin_as_the_vectors_of_a_file_and_others_at_random(tmp_path):
@@ -112,15 +112,15 @@ def test_words_begin_as_the_vectors_of_a_file_and_others_at_random(tmp_path):
 def test_vectors_of_another_width_and_missing_files_are_told(tmp_path):
     vectors_file(tmp_path, b"good 1 2\n")
     with pytest.raises(UserError, match=r"vectors.txt, line 1: not a word and 3 numbers"):
-        read_vectors(str(tmp_path / "vectors.txt"), str(tmp_path / "words.txt"), 4, 3)
+        read_vectors(str(tmp_path / "vectors.txt"), str(tmp_path / "vocabulary.txt"), 4, 3)
     with pytest.raises(UserError, match=r"there is no .*nowhere"):
-        read_vectors(str(tmp_path / "nowhere"), str(tmp_path / "words.txt"), 4, 3)
+        read_vectors(str(tmp_path / "nowhere"), str(tmp_path / "vocabulary.txt"), 4, 3)
 
 
 def test_a_file_of_another_width_has_none_of_the_words(tmp_path):
     vectors_file(tmp_path, b"good 1 2 3 4 5\nfilm 1 2 3 4 5\n")
     with pytest.raises(UserError, match="none of the words"):
-        read_vectors(str(tmp_path / "vectors.txt"), str(tmp_path / "words.txt"), 4, 3)
+        read_vectors(str(tmp_path / "vectors.txt"), str(tmp_path / "vocabulary.txt"), 4, 3)
 
 
 def test_a_trainer_tells_of_a_missing_file_in_one_line():

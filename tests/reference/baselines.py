@@ -58,6 +58,7 @@ def tcn_layer(layer, params, x, state, start):
 def positions(layer, params, x, state, start):
     def step(memory, x):
         at, d = memory["position"], len(x)
+        at = at if layer.period is None else at % layer.period
         signal = [(np.sin, np.cos)[i % 2](at / 10000.0 ** ((i - i % 2) / d)) for i in range(d)]
         return {"position": at + 1}, x + np.array(signal)
 
@@ -107,10 +108,15 @@ def elementwise_cell(name, u, c, params, prefix):
         f, r = sigmoid(u[1] + v_f * c), sigmoid(u[2] + v_r * c)
         c = f * c + (1.0 - f) * u[0]
         return c, r * c
-    if name == "lrn":
-        h = np.tanh(sigmoid(u[0] + c) * u[2] + sigmoid(u[1] - c) * c)
+    if name in ("lrn", "olrn"):
+        h = sigmoid(u[0] + c) * u[2] + sigmoid(u[1] - c) * c
+        h = np.tanh(h) if name == "lrn" else sigmoid(u[3] - h) * h
         return h, h
-    raise NotImplementedError(name)
+    *q, v = u
+    assert len(q) == {"glrn": 1, "elrn": 0}[name]
+    f = sigmoid((q[0] if q else 0.0) - c)
+    h = np.tanh((1.0 - f) * v + f * c)
+    return h, h
 
 
 def r_transformer_layer(layer, params, x, state, start):
