@@ -25,7 +25,7 @@ class Positions(nn.Module):
     """Adds sines and cosines of a token's place in its document; y, state = layer(x, state, start).
 
     With a `period` places are counted anew after so many tokens: a document of any length has only those that were
-    seen in training. As long as two contexts, no two tokens that attention sees together have the same.
+    seen in training. If it is no shorter than the context, no two tokens that attention sees together have the same.
     """
 
     period: int | None = None
