@@ -1,7 +1,9 @@
 """Orbax behind a small facade: one atomic save of everything, and parameters alone for those who only look."""
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,11 +92,13 @@ class Checkpoints:
 
     def _restore(self, step: int, items: dict) -> dict:
         try:
-            return self.reader.restore(self.folder / str(step), args=ocp.args.Composite(**items))
+            with ending_reads():
+                return self.reader.restore(self.folder / str(step), args=ocp.args.Composite(**items))
         except Exception as error:  # Orbax and its storage raise many kinds: all mean an unreadable checkpoint
+            why = first_line(error.__cause__ or error)[:300]  # the cause names the array, and what is wrong with it
             others = [other for other in self.steps() if other != step]
             raise UserError(
-                f"checkpoint {self.folder / str(step)} is damaged or of another model ({first_line(error)[:160]}); "
+                f"checkpoint {self.folder / str(step)} is damaged or of another model ({why}); "
                 + (f"--skip_damaged goes on from step {max(others)}" if others else "it is the only one of this run")
             ) from error
 
@@ -129,6 +133,33 @@ class Best:
         there = [checkpoint.step for checkpoint in checkpoints]
         best = min((step for step in there if step in self.losses), key=self.losses.__getitem__, default=None)
         return [step == best for step in there]
+
+
+class EndingReads(asyncio.SelectorEventLoop):
+    """An event loop that ends what is under way before it closes."""
+
+    def close(self) -> None:
+        if not self.is_closed() and (left := asyncio.all_tasks(self)):
+            for task in left:
+                task.cancel()
+            self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        super().close()
+
+
+class EndingReadsPolicy(asyncio.DefaultEventLoopPolicy):
+    def new_event_loop(self) -> EndingReads:
+        return EndingReads()
+
+
+@contextlib.contextmanager
+def ending_reads() -> Iterator[None]:
+    """Where Orbax cannot read one array, it leaves the reads of the others in a closed loop: pages of tracebacks."""
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(EndingReadsPolicy())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 def without_empty(tree: Any) -> Any:

@@ -1,22 +1,51 @@
 """What a run saves comes back as it was."""
 
+import gc
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from block_recurrent.checkpoints import Checkpoints
+from block_recurrent.errors import UserError
+
+
+def saved(folder, step: int, params, training) -> tuple[Checkpoints, list]:
+    """One checkpoint, and the trees of shapes to restore it with."""
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(step, params, training, {"at": 5})
+    checkpoints.wait()
+    like = [
+        jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), t) for t in (params, training)
+    ]
+    return checkpoints, like
 
 
 def test_a_state_without_a_number_in_it_comes_back(tmp_path):
     """The tail of a window of one token is one of no tokens."""
     params, training = {"w": jnp.ones(3)}, {"tail": jnp.zeros((2, 0, 3)), "inner": {"carry": jnp.arange(4.0)}}
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), (params, training))
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, params, training, {"at": 5})
-    checkpoints.wait()
+    checkpoints, like = saved(tmp_path, 1, params, training)
     restored = checkpoints.restore(1, *like)
     checkpoints.close()
     assert restored[2] == {"at": 5}
     jax.tree.map(np.testing.assert_array_equal, restored[:2], (params, training))
-    assert restored[1]["tail"].shape == (2, 0, 3) and restored[1]["tail"].sharding == here
+    assert restored[1]["tail"].shape == (2, 0, 3) and restored[1]["tail"].sharding == like[1]["tail"].sharding
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_an_array_that_cannot_be_read_is_named_in_one_line(tmp_path, capfd):
+    """The reads of the others, under way when one fails, end without a word."""
+    arrays = {f"w{i}": jax.random.normal(jax.random.key(i), (64, 64)) for i in range(60)}
+    checkpoints, like = saved(tmp_path, 1, arrays, {"n": jnp.ones(3)})
+    for file in (tmp_path / "1" / "params" / "ocdbt.process_0" / "d").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(UserError) as told:
+        checkpoints.restore(1, *like)
+    assert re.search(r'checkpoint .*/1 is damaged .*Error reading "w[0-9]+/', str(told.value)), told.value
+    del told
+    gc.collect()
+    checkpoints.close()
+    assert capfd.readouterr().err == ""
