@@ -1,7 +1,7 @@
 """What a run saves comes back as it was."""
 
 import gc
-import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -35,17 +35,15 @@ def test_a_state_without_a_number_in_it_comes_back(tmp_path):
     assert restored[1]["tail"].shape == (2, 0, 3) and restored[1]["tail"].sharding == like[1]["tail"].sharding
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-def test_an_array_that_cannot_be_read_is_named_in_one_line(tmp_path, capfd):
+def test_an_array_that_cannot_be_read_is_named_in_one_line(tmp_path, capfd, monkeypatch):
     """The reads of the others, under way when one fails, end without a word."""
     arrays = {f"w{i}": jax.random.normal(jax.random.key(i), (64, 64)) for i in range(60)}
     checkpoints, like = saved(tmp_path, 1, arrays, {"n": jnp.ones(3)})
-    for file in (tmp_path / "1" / "params" / "ocdbt.process_0" / "d").iterdir():
-        file.write_bytes(b"")
-    with pytest.raises(UserError) as told:
+    max((tmp_path / "1/params/ocdbt.process_0/d").iterdir(), key=lambda file: file.stat().st_size).write_bytes(b"")
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: ignored.append(str(each.exc_value)))
+    with pytest.raises(UserError, match=r'/1 is damaged .*Error reading "w[0-9]+/'):
         checkpoints.restore(1, *like)
-    assert re.search(r'checkpoint .*/1 is damaged .*Error reading "w[0-9]+/', str(told.value)), told.value
-    del told
     gc.collect()
     checkpoints.close()
-    assert capfd.readouterr().err == ""
+    assert ignored == [] and capfd.readouterr().err == ""
