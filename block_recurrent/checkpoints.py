@@ -153,7 +153,7 @@ class EndingReadsPolicy(asyncio.DefaultEventLoopPolicy):
 
 @contextlib.contextmanager
 def ending_reads() -> Iterator[None]:
-    """Where Orbax cannot read one array, it leaves the reads of the others in a closed loop: pages of tracebacks."""
+    """Where one array cannot be read, ends the reads of the others: Orbax leaves them to a closed loop's tracebacks."""
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(EndingReadsPolicy())
     try:

@@ -46,4 +46,4 @@ def test_an_array_that_cannot_be_read_is_named_in_one_line(tmp_path, capfd, monk
         checkpoints.restore(1, *like)
     gc.collect()
     checkpoints.close()
-    assert ignored == [] and capfd.readouterr().err == ""
+    assert ignored == [] and "Traceback" not in capfd.readouterr().err
