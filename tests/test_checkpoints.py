@@ -1,5 +1,6 @@
 """What a run saves comes back as it was."""
 
+import asyncio
 import gc
 import sys
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from block_recurrent.checkpoints import Checkpoints
+from block_recurrent.checkpoints import Checkpoints, ending_reads
 from block_recurrent.errors import UserError
 
 
@@ -42,8 +43,35 @@ def test_an_array_that_cannot_be_read_is_named_in_one_line(tmp_path, capfd, monk
     max((tmp_path / "1/params/ocdbt.process_0/d").iterdir(), key=lambda file: file.stat().st_size).write_bytes(b"")
     ignored = []
     monkeypatch.setattr(sys, "unraisablehook", lambda each: ignored.append(str(each.exc_value)))
-    with pytest.raises(UserError, match=r'/1 is damaged .*Error reading "w[0-9]+/'):
-        checkpoints.restore(1, *like)
+    for _ in range(10):  # whether reads are under way is chance
+        with pytest.raises(UserError, match=r'/1 is damaged .*Error reading "w[0-9]+/'):
+            checkpoints.restore(1, *like)
     gc.collect()
     checkpoints.close()
     assert ignored == [] and "Traceback" not in capfd.readouterr().err
+
+
+def test_reads_under_way_end_before_the_loop_of_one_that_failed_closes():
+    ended = []
+
+    async def slow():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(True)
+
+    async def damaged():
+        await asyncio.sleep(0)
+        raise OSError("truncated")
+
+    async def both():
+        await asyncio.gather(slow(), damaged())
+
+    with ending_reads():
+        loop = asyncio.new_event_loop()  # as Orbax makes and closes it
+        with pytest.raises(OSError, match="truncated"):
+            loop.run_until_complete(both())
+        assert not ended
+        loop.close()
+        assert ended
+    assert type(asyncio.get_event_loop_policy()) is asyncio.DefaultEventLoopPolicy
