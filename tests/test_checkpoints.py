@@ -1,8 +1,6 @@
 """What a run saves comes back as it was."""
 
 import asyncio
-import gc
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -36,19 +34,15 @@ def test_a_state_without_a_number_in_it_comes_back(tmp_path):
     assert restored[1]["tail"].shape == (2, 0, 3) and restored[1]["tail"].sharding == like[1]["tail"].sharding
 
 
-def test_an_array_that_cannot_be_read_is_named_in_one_line(tmp_path, capfd, monkeypatch):
-    """The reads of the others, under way when one fails, end without a word."""
-    arrays = {f"w{i}": jax.random.normal(jax.random.key(i), (64, 64)) for i in range(60)}
+def test_an_array_that_cannot_be_read_is_told_with_its_cause(tmp_path):
+    arrays = {f"w{i}": jax.random.normal(jax.random.key(i), (64, 64)) for i in range(8)}
     checkpoints, like = saved(tmp_path, 1, arrays, {"n": jnp.ones(3)})
-    max((tmp_path / "1/params/ocdbt.process_0/d").iterdir(), key=lambda file: file.stat().st_size).write_bytes(b"")
-    ignored = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda each: ignored.append(str(each.exc_value)))
-    for _ in range(10):  # whether reads are under way is chance
-        with pytest.raises(UserError, match=r'/1 is damaged .*Error reading "w[0-9]+/'):
-            checkpoints.restore(1, *like)
-    gc.collect()
+    for file in (tmp_path / "1/params/ocdbt.process_0/d").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match=r"/1 is damaged or of another model \(") as told:
+        checkpoints.restore(1, *like)
     checkpoints.close()
-    assert ignored == [] and "Traceback" not in capfd.readouterr().err
+    assert "TensorStore details" not in str(told.value), "Orbax's wrapping, which hides the cause"
 
 
 def test_reads_under_way_end_before_the_loop_of_one_that_failed_closes():
