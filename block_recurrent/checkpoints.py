@@ -136,12 +136,10 @@ class Best:
 
 
 class EndingReads(asyncio.SelectorEventLoop):
-    """An event loop that ends what is under way before it closes."""
+    """An event loop that waits for what is under way before it closes: TensorStore would call a closed one."""
 
     def close(self) -> None:
         if not self.is_closed() and (left := asyncio.all_tasks(self)):
-            for task in left:
-                task.cancel()
             self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         super().close()
 
@@ -153,7 +151,7 @@ class EndingReadsPolicy(asyncio.DefaultEventLoopPolicy):
 
 @contextlib.contextmanager
 def ending_reads() -> Iterator[None]:
-    """Where one array cannot be read, ends the reads of the others: Orbax leaves them to a closed loop's tracebacks."""
+    """Where one array cannot be read, the others are read to their end: Orbax leaves them to a closed loop."""
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(EndingReadsPolicy())
     try:

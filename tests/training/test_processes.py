@@ -129,7 +129,6 @@ def test_a_part_of_a_checkpoint_that_one_process_cannot_read_is_told_and_skipped
         assert re.search(
             rf"^error: checkpoint .*/{last} is damaged .* --skip_damaged goes on from step {before}$", told, re.M
         )
-        assert "Traceback" not in told, "the reads that were under way say nothing"
     skipping = [*arguments, "--skip_damaged"]
     assert [code for code, _ in pair(skipping, skipping)] == [0, 0]
     assert (workdir / "checkpoints" / f"damaged_{last}").is_dir()
