@@ -1,11 +1,21 @@
 """What the commands' argument parsers share."""
 
 import argparse
+from typing import NoReturn
+
+from block_recurrent.errors import UserError
 
 
-def command_parser(command: str, about: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, without the usage above them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.removeprefix('argument ')}; {self.prog} --help shows what there is")
+
+
+def command_parser(command: str, about: str) -> Parser:
     """A parser that shows the module's text and knows --debug."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         f"python -m block_recurrent.{command}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -14,7 +24,7 @@ def command_parser(command: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def gin_bindings(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def gin_bindings(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parses arguments of which --gin.NAME=VALUE are bindings."""
     prefix = "--gin."
     bindings = [argument.removeprefix(prefix) for argument in arguments if argument.startswith(prefix)]
