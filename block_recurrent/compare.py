@@ -163,7 +163,7 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
     """A contender's run with a seed; a workdir that holds another run is refused."""
     from block_recurrent import config
     from block_recurrent.data.store import contents
-    from block_recurrent.inference.run import RUN, read_about
+    from block_recurrent.inference.run import read_about
     from block_recurrent.training.loop import train
 
     config.parse([contender.config], bindings)
@@ -177,7 +177,7 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
         )
     if config.differences(workdir, config.MAY_CHANGE - config.LENGTH):
         raise UserError(f"{workdir} holds a run of another number of tokens or steps: choose another --output")
-    if (workdir / RUN).exists() and read_about(workdir)["splits"] != contents(store):
+    if config.has_checkpoint(workdir) and read_about(workdir)["splits"] != contents(store):
         raise UserError(f"{workdir} holds a run on other data than {store.folder}: choose another --output")
     keeps_best = "keep_best" in config.names_given_to(train) and config.bindings_of(train, "keep_best")["keep_best"]
     return Run(contender, seed, workdir, tuple(f"--gin.{binding}" for binding in (*bindings, *own)), keeps_best)

@@ -155,11 +155,20 @@ def save_config(workdir: epath.Path) -> None:
 
 
 def differences(workdir: epath.Path, may_change: Collection[str] = MAY_CHANGE) -> list[str]:
-    """The bindings that the parsed configuration and that of a workdir's run do not share; none without a run."""
+    """The bindings that the parsed configuration and that of a workdir's run do not share.
+
+    None without a run: nor of one that ended before its first checkpoint, which the corrected command begins anew.
+    """
     file = workdir / CONFIG
-    if not file.exists():
+    if not file.exists() or not has_checkpoint(workdir):
         return []
     return sorted(settings(file.read_text(), may_change) ^ settings(gin.config_str(), may_change))
+
+
+def has_checkpoint(workdir: epath.Path) -> bool:
+    """Whether a run's folder has a checkpoint to go on from."""
+    folder = workdir / "checkpoints"
+    return folder.is_dir() and any(place.name.isdecimal() for place in folder.iterdir())
 
 
 def replace_text(file: epath.Path, text: str) -> None:

@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> None:
     several.add_argument("--process", type=int, help="which of them this is, from 0")
     several.add_argument("--patience", type=float, default=120.0, help="seconds to wait for the others (default: 120)")
     parser.add_argument("--skip_damaged", action="store_true", help="go on from the last checkpoint that can be read")
+    parser.add_argument("--take_over", action="store_true", help="end another training in this workdir, and go on")
     parser.add_argument("--profile", action="store_true", help="trace a few steps: TensorBoard and Perfetto open it")
     options, bindings = gin_bindings(parser, arguments)
 
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> None:
     from block_recurrent.inference.run import save_run
     from block_recurrent.training import processes
     from block_recurrent.training.loop import train
+    from block_recurrent.training.ownership import own
 
     processes.join(options.coordinator, options.processes, options.process, options.patience)
     with processes.before_agreeing("start"):
@@ -48,19 +50,33 @@ def main(arguments: list[str]) -> None:
     if processes.client() is not None:
         processes.agree("start", facts, options.patience)
 
-    def started(store) -> None:
-        if jax.process_index() == 0:
-            config.save_config(epath.Path(options.workdir))
-            save_run(epath.Path(options.workdir), store, shlex.join(arguments))
+    workdir, owners = epath.Path(options.workdir), []
 
-    config.configured(
-        train,
-        workdir=options.workdir,
-        started=started,
-        patience=options.patience,
-        skip_damaged=options.skip_damaged,
-        profile_steps=5 if options.profile else 0,
-    )()
+    def started(store) -> None:
+        with processes.before_agreeing("workdir"):
+            if jax.process_index() == 0:
+                owners.append(own(workdir, options.take_over))
+                config.save_config(workdir)
+                save_run(workdir, store, shlex.join(arguments))
+        processes.agree("workdir", {}, options.patience)
+
+    def before_saving() -> None:
+        for owner in owners:
+            owner.require()
+
+    try:
+        config.configured(
+            train,
+            workdir=options.workdir,
+            started=started,
+            before_saving=before_saving,
+            patience=options.patience,
+            skip_damaged=options.skip_damaged,
+            profile_steps=5 if options.profile else 0,
+        )()
+    finally:
+        for owner in owners:
+            owner.release()
     if jax.process_index() == 0:
         print(f"\nThe run is in {options.workdir}; python -m block_recurrent.report {options.workdir} sums it up.")
 

@@ -18,7 +18,7 @@ def test_a_flag_out_of_range_is_refused(text):
 
 @pytest.mark.parametrize("value", [1.0, 2, -0.5, math.nan, math.inf, True, "0.1", None])
 def test_a_dropout_out_of_range_is_refused(value):
-    with pytest.raises(UserError, match="DROPOUT is .*: give a number 0 or more, below 1"):
+    with pytest.raises(UserError, match=r"DROPOUT is .*: give a number 0 or more, below 1"):
         DROPOUT.check("DROPOUT", value)
 
 

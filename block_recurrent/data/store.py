@@ -107,6 +107,7 @@ class Split:
     words: np.ndarray  # [documents] whitespace-separated words
     contiguous: bool = False  # one running text rather than documents
     labels: np.ndarray | None = None  # [documents] int64, where they are to be classified
+    ids: int | None = None  # how many token ids the vocabulary has, where positions are tokens
 
     @property
     def lengths(self) -> np.ndarray:
@@ -180,7 +181,8 @@ class Store:
         with np.load(io.BytesIO(files.read_bytes(files.join(self.folder, f"{name}.index.npz")))) as index:
             labels = index["labels"] if "labels" in self.manifest else None
             arrays = (index["offsets"], index["bytes"], index["words"])
-            split = Split(tokens, *arrays, self.manifest["contiguous"], labels)
+            ids = None if tokens.shape[1:] else self.manifest["vocabulary"]["size"]
+            split = Split(tokens, *arrays, self.manifest["contiguous"], labels, ids)
         offsets, count = split.offsets, entry["documents"]
         shapes = [array.shape for array in (offsets, split.bytes, split.words)]
         if offsets.dtype != np.int64 or shapes != [(count + 1,), (count,), (count,)]:

@@ -17,7 +17,7 @@ from etils import epath
 from flax import linen as nn
 
 from block_recurrent.checkpoints import Checkpoints
-from block_recurrent.config import CONFIG, bindings_of, load_config
+from block_recurrent.config import CONFIG, bindings_of, has_checkpoint, load_config
 from block_recurrent.data import files
 from block_recurrent.data.store import MANIFEST, Mixture, Split, Store, contents, open_store, split_in_memory
 from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
@@ -64,7 +64,7 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
         **({"labels": store.manifest["labels"]} if "labels" in store.manifest else {}),
     }
     file = workdir / RUN
-    if file.exists():
+    if file.exists() and has_checkpoint(workdir):
         before = read_about(workdir)
         if before["vocabulary"] != about["vocabulary"]:
             raise UserError(
@@ -330,13 +330,15 @@ def what_it_is(folder: epath.Path) -> str:
 
 
 def read_metrics(file: epath.Path) -> list[dict]:
-    """The rows of a metrics file; a last line cut short by a kill is left out."""
+    """The rows of a metrics file; a line that a kill or a full disk has cut short is left out."""
     rows = []
     for line in file.read_text().splitlines() if file.exists() else []:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
     return rows
 
 

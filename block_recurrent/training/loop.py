@@ -5,8 +5,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from etils import epath
 from flax import linen as nn
 from jax.sharding import Mesh
@@ -54,6 +57,7 @@ def train(
     skip_damaged: bool = False,
     profile_steps: int = 0,
     started: Callable[[Store], None] = lambda store: None,
+    before_saving: Callable[[], None] = lambda: None,
 ) -> None:
     """Trains up to `steps`, from the latest checkpoint in `workdir` if there is one.
 
@@ -65,7 +69,8 @@ def train(
     Every `evaluate_every` steps the first `evaluation_batches` batches of the validation split are evaluated (all by
     default). With several processes none waits longer than `patience` seconds for another at the start. A checkpoint
     that cannot be read ends the run, or with `skip_damaged` is set aside for the one before it. `profile_steps` are
-    traced into the workdir. `started` is called once everything has been checked and nothing has been written.
+    traced into the workdir. `started` is called once everything has been checked and nothing has been written,
+    `before_saving` ahead of every checkpoint: it raises where the workdir is no longer this run's.
     """
     check_counts(
         steps=steps,
@@ -110,6 +115,7 @@ def train(
     checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints, keep_every, losses if keep_best else None)
     state, position = resume(trainer, checkpoints, skip_damaged) or (trainer.init(seed), Position(stream.begin()))
     resumed_at = step = int(state.step)
+    check_finite(state.params, folder, step)
     cursor, evaluated = position.cursor, position.evaluated
     losses.update(position.losses)
     scale, stops = decided(plateau, losses)
@@ -153,6 +159,7 @@ def train(
             to_save = asked or stops or step % checkpoint_every == 0 or step == steps or (keep_best and is_best)
             if step > resumed_at and to_save:
                 metrics.flush()  # a step that is not finite is found before it is saved
+                before_saving()
                 position = Position(cursor, metrics.nats, metrics.tokens, evaluated, tuple(losses.items()))
                 with metrics.spending("checkpoint"):
                     checkpoints.save(step, state.params, all_but_params(state), asdict(position))
@@ -220,6 +227,16 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tu
     del restored  # the part that could be read: the device may have no room for two
     checkpoints.set_aside(step, meet)
     return resume(trainer, checkpoints, skip_damaged)
+
+
+def check_finite(params: Any, folder: epath.Path, step: int) -> None:
+    """Raises a UserError over parameters that would make every loss NaN."""
+    finite = jax.jit(lambda tree: jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree)]))(params)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    spoilt = [path for path, good in zip(paths, np.asarray(finite), strict=True) if not good]
+    if spoilt:
+        place = f"checkpoint {step} of {folder}" if step else "the model at its start"
+        raise UserError(f"{place} has parameters that are no finite numbers: {', '.join(spoilt[:3])}")
 
 
 def all_but_params(state: TrainState) -> dict:

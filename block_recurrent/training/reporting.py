@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -132,9 +133,10 @@ class LateMetrics:
         self.waiting = None
         watched = ("loss", "gradient_norm", "update_norm")
         if not all(math.isfinite(metrics[name]) for name in watched):
-            told = ", ".join(f"{name} {metrics[name]:.4g}" for name in watched)
+            values = ", ".join(f"{name} {metrics[name]:.4g}" for name in watched)
             raise UserError(
-                f"step {step} has diverged ({told}): the run stops, and nothing of this step was saved. "
+                f"step {step} has diverged ({values}), on ids in range and from finite parameters: the run stops, "
+                "and nothing of this step was saved. "
                 "Lower the learning rate, lengthen the warm-up or clip gradients, in a new workdir"
             )
         self.timed_steps += 1
@@ -156,12 +158,15 @@ class LateMetrics:
 
 
 def append(file: epath.Path, text: str) -> None:
-    """Adds to a file; a bucket's is written anew, for nothing can be added there."""
+    """Adds lines to a file, never to a line that was cut short; a bucket's file, which cannot grow, is written anew."""
     if files.is_remote(file):
-        file.write_text((file.read_text() if file.exists() else "") + text)
+        before = file.read_text() if file.exists() else ""
+        file.write_text(before + ("\n" if before and not before.endswith("\n") else "") + text)
         return
-    with open(file, "a") as stream:
-        stream.write(text)
+    with open(file, "ab+") as stream:
+        if stream.tell() and (stream.seek(-1, os.SEEK_END), stream.read(1))[1] != b"\n":
+            stream.write(b"\n")
+        stream.write(text.encode())
 
 
 def drop_after(file: epath.Path, step: int, evaluated: int) -> None:
@@ -169,4 +174,4 @@ def drop_after(file: epath.Path, step: int, evaluated: int) -> None:
     rows = read_metrics(file)
     kept = [row for row in rows if row["step"] <= (step if held_out_loss(row) is None else evaluated)]
     if len(kept) < len(rows):
-        file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        files.write_bytes(str(file), "".join(json.dumps(row) + "\n" for row in kept).encode())

@@ -224,3 +224,10 @@ def test_every_token_once_an_epoch_on_any_number_of_hosts_with_kills_between(hos
     for document in set(documents.tolist()):
         tokens = [token for token, where in zip(seen, documents, strict=True) if where == document]
         assert tokens == sorted(tokens), "in order within a document"
+
+
+def test_ids_that_the_vocabulary_does_not_have_are_refused():
+    largest = int(SPLIT.tokens.max())
+    assert targets_of(stream(split=replace(SPLIT, ids=largest + 1), epochs=1))
+    with pytest.raises(UserError, match=rf"the token id {largest}, and its vocabulary {largest}: the store is damaged"):
+        targets_of(stream(split=replace(SPLIT, ids=largest), epochs=1))

@@ -13,13 +13,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 
 from block_recurrent import train
 from block_recurrent.data.rows import RowStream
 from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
 from block_recurrent.inference.run import read_metrics
+from block_recurrent.training.loop import check_finite
 from block_recurrent.training.processes import Attendance
 from block_recurrent.training.profiling import Profile
+from block_recurrent.training.reporting import append, drop_after
 from block_recurrent.training.step import Trainer
 from tests.training.killed import kill_before_step
 
@@ -287,3 +290,31 @@ def test_of_several_processes_the_first_alone_is_traced(monkeypatch, tmp_path):
     profile = Profile(tmp_path / "profile", begun=0, steps=2)
     for step in range(8):
         profile.at(step)
+
+
+def test_a_line_that_was_cut_short_swallows_no_other(tmp_path):
+    file = epath.Path(tmp_path / "metrics.jsonl")
+    file.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "lo')
+    append(file, '{"step": 2, "loss": 2.0}\n')
+    append(file, '{"step": 3, "loss": 1.0}\n')
+    file.write_text(file.read_text() + 'null\n[1]\n{"loss": 1}\n')
+    assert [row["step"] for row in read_metrics(file)] == [1, 2, 3]
+    drop_after(file, step=2, evaluated=2)
+    assert [row["loss"] for row in read_metrics(file)] == [3.0, 2.0]
+    assert not file.read_text().endswith("}{") and list(tmp_path.iterdir()) == [tmp_path / "metrics.jsonl"]
+
+
+def test_a_rewrite_of_metrics_that_fails_leaves_them_as_they_were(tmp_path, monkeypatch):
+    file = epath.Path(tmp_path / "metrics.jsonl")
+    rows = '{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n'
+    file.write_text(rows)
+    monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        drop_after(file, step=1, evaluated=1)
+    assert file.read_text() == rows and list(tmp_path.iterdir()) == [tmp_path / "metrics.jsonl"]
+
+
+def test_parameters_that_are_no_numbers_are_named(tmp_path):
+    params = {"head": {"kernel": np.ones(3)}, "norm": {"scale": np.array([1.0, np.nan])}}
+    with pytest.raises(UserError, match=r"checkpoint 7 of .* no finite numbers: \['norm'\]\['scale'\]$"):
+        check_finite(params, epath.Path(tmp_path), 7)
