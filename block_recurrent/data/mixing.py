@@ -58,7 +58,7 @@ def mix(text: str, output: str | None, overwrite: bool = False) -> Store:
         "vocabulary": next(iter(stores.values())).manifest["vocabulary"],
         "mixture": [
             {
-                "store": relative(place, output),
+                "store": relative(stores[place].folder, output),
                 "rate": float(rate),
                 "splits": contents(stores[place]),
             }

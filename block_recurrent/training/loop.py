@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 
 from block_recurrent.checkpoints import Checkpoints
 from block_recurrent.data.rows import Cursor, RowStream
-from block_recurrent.data.store import Store, open_store
+from block_recurrent.data.store import Store, is_store, open_store, task_of
 from block_recurrent.errors import Preempted, UserError
 from block_recurrent.inference.evaluation import Evaluator
-from block_recurrent.inference.run import STOPPED, run_folder
+from block_recurrent.inference.run import RUN, STOPPED, read_about, run_folder
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
 from block_recurrent.training.plateau import STEADY, Plateau, best
@@ -79,7 +79,7 @@ def train(
         **({} if evaluation_batches is None else {"evaluation_batches": evaluation_batches}),
     )
     folder = run_folder(workdir)
-    data = open_store(store)
+    data = store_of_run(folder, store)
     check_vocabulary(model, data)
     device = jax.local_devices()[0]
     facts = {"kind of device": device.device_kind, "number of devices": str(jax.local_device_count())}
@@ -120,6 +120,8 @@ def train(
     metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens)
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
+    if held_out is None:
+        report.line(f"{data.folder} has no validation split: this run is measured on nothing that is held out")
 
     meet("first step", patience)
     batches = stream.ahead(cursor, trainer.place)
@@ -220,6 +222,19 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tu
     del restored  # the part that could be read: the device may have no room for two
     checkpoints.set_aside(step, meet)
     return resume(trainer, checkpoints, skip_damaged)
+
+
+def store_of_run(folder: epath.Path, store: str) -> Store:
+    """The store that a config names; of one that each version of Python has, that which the run began with."""
+    named = task_of(store)
+    if (
+        named
+        and named.of_interpreter
+        and (folder / RUN).exists()
+        and is_store(began_with := read_about(folder)["store"])
+    ):
+        return open_store(began_with)
+    return open_store(store)
 
 
 def all_but_params(state: TrainState) -> dict:

@@ -156,7 +156,6 @@ class Numbers:
     wrong: int | None = None
     name = "numbers"
     contiguous = False
-    drops_duplicates = False
 
     def units(self):
         return [Unit((str(i),), "") for i in range(3)]
