@@ -19,7 +19,7 @@ def print_tasks() -> None:
     for needs, tasks in groupby(TASKS.values(), key=lambda task: task.needs):
         for task in tasks:
             store = task_store(task.name)
-            state = f"prepared: {store}" if is_store(store) else "not prepared"
+            state = f"in {store}" if is_store(store) else "not prepared"
             console.print(f"[bold]{task.name:<18}[/bold] {kinds.get(task.vocabulary, task.vocabulary):<28} {state}")
         console.print(f"  --input: {needs}\n" if task.options else f"  {needs}\n", markup=False)
 

@@ -11,6 +11,7 @@ not depend on who did what: units and documents keep their order. `pool.py` runs
 
 import hashlib
 import io
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from block_recurrent.data import files, settling
-from block_recurrent.data.documents import EXAMPLES, SPLITS, Document, Dropped, Source, Unit, labels_of, total
+from block_recurrent.data.documents import SPLITS, Document, Dropped, Source, Unit, labels_of, total
 from block_recurrent.data.same_text import content_hash
 from block_recurrent.data.store import (
     FORMAT,
@@ -36,6 +37,7 @@ from block_recurrent.errors import UserError
 
 PIECES = 2  # the version of what is in a work folder
 SHARD_TOKENS = 1 << 28
+NAMED_COPIES = 100  # of a text that two splits have, or that is left out as a duplicate
 BUCKET_BYTES = 256 << 20  # of scattered fragments that are joined at a time, in memory
 NUMBERS = ("lengths", "bytes", "words", "unknown", "split")  # of every document
 PLACES = ("input", "metadata")  # fields of sources that say where, not what
@@ -309,15 +311,18 @@ def settle(recipe: Recipe) -> Settled:
 
 def same_texts(recipe: Recipe, pairs: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
     """How many documents there are of a text that another has, and the names of the first and of those others."""
-    examples = [" = ".join(name_of(recipe, int(number), edges) for number in pair) for pair in pairs[:EXAMPLES]]
-    return {"count": len(pairs), "examples": examples}
+    shown = pairs[:NAMED_COPIES]
+    names = names_of(recipe, sorted(set(shown.flat)), edges)
+    return {"count": len(pairs), "examples": [" = ".join(names[number] for number in pair) for pair in shown]}
 
 
-def name_of(recipe: Recipe, number: int, edges: np.ndarray) -> str:
-    """The name of one of all documents; `edges` are the numbers that the pieces but the first begin with."""
-    piece = int(np.searchsorted(edges, number, side="right"))
-    lines = files.read_bytes(f"{piece_place(recipe, piece)}.names.jsonl").splitlines()
-    return json.loads(lines[number - (int(edges[piece - 1]) if piece else 0)])
+def names_of(recipe: Recipe, numbers: Sequence[int], edges: np.ndarray) -> dict[int, str]:
+    """The names of some documents, by number; `edges` are the numbers that the pieces but the first begin with."""
+    found, starts = {}, [0, *edges]
+    for piece, group in itertools.groupby(numbers, lambda number: int(np.searchsorted(edges, number, side="right"))):
+        lines = files.read_bytes(f"{piece_place(recipe, piece)}.names.jsonl").splitlines()
+        found |= {number: json.loads(lines[number - starts[piece]]) for number in group}
+    return found
 
 
 def finish(recipe: Recipe, settled: Settled, about: dict[str, Any]) -> Store:

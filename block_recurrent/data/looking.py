@@ -10,6 +10,7 @@ from block_recurrent.data.store import Split, Store
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
 
+SHOWN = 12  # of the documents whose text is in two splits
 SEGMENT = 4096  # tokens, of the papers' long documents
 QUANTILES = {
     "shortest document": 0.0,
@@ -78,7 +79,7 @@ def arranged(store: Store) -> Iterator[str]:
             yield f"{others}: into splits by a hash of their names"
     for where, entry in store.manifest.get("identical", {}).items():
         split, _, other = where.partition(" in ")
-        pairs, are = listed(entry["examples"][:2], entry["count"]), "is" if entry["count"] == 1 else "are"
+        pairs, are = listed(entry["examples"][:SHOWN], entry["count"]), "is" if entry["count"] == 1 else "are"
         yield f"identical: {entry['count']:,} of {split} {are} also in {other} ({pairs})"
 
 

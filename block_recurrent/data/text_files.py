@@ -19,7 +19,7 @@ JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 class TextFiles:
     """A folder (all files below it), a glob or a single file; one document per file, compressed with gzip or not.
 
-    The names of files and folders say which split they are for, or nothing does; one single file is cut in three.
+    The names of files and folders say which split they are for, or nothing does. One single file is cut in three.
     """
 
     input: str
@@ -30,12 +30,12 @@ class TextFiles:
     def units(self) -> list[Unit]:
         place, found, left_out = self._listed()
         names = [files.relative(file.path, place) for file in found]
-        if self.cuts_one and len(found) == 1:
+        named = splits_by_name(names)
+        if self.cuts_one and len(found) == 1 and not (named and files.is_folder(place)):
             file = found[0]
             return leaving_out(
                 [Unit((file.path,), file.stamp, split, span=span) for split, span in SPANS.items()], left_out
             )
-        named = splits_by_name(names)
         groups: dict[str | None, list[files.File]] = {split: [] for split in (*SPLITS, None)}
         for file, name in zip(found, names, strict=True):
             folder, _, below = file.relative.partition("/")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,14 +88,27 @@ def test_killed_at_any_step_it_goes_on_and_gives_the_same_bytes(texts, tmp_path,
     assert not (tmp_path / ".killed.partial").exists()
 
 
-def test_killed_when_all_is_done_it_can_be_done_again(texts, tmp_path, monkeypatch):
-    """The work folder is still there, but for the store that has been moved to its place."""
-    with monkeypatch.context() as context:
-        context.setattr(pool, "remove", lambda folder: None)
-        prepare("text_files", tmp_path / "store", input=texts)
-    whole = bytes_of(tmp_path / "store")
-    prepare("text_files", tmp_path / "store", input=texts, overwrite=True)
-    assert bytes_of(tmp_path / "store") == whole
+@pytest.mark.parametrize("gone", [(), ("lock", "units")])
+def test_killed_when_all_is_done_it_can_be_done_again_and_leaves_nothing(texts, tmp_path, monkeypatch, gone):
+    """The work folder is still there, or half of it, but for the store that has been moved to its place."""
+    left = tmp_path / ".store.partial"
+    for overwrite in (True, False):
+        with monkeypatch.context() as context:
+            context.setattr(pool, "remove", lambda folder: [shutil.move(left / name, tmp_path) for name in gone])
+            prepare("text_files", tmp_path / "store", input=texts, overwrite=True)
+        for name in gone:
+            shutil.rmtree(tmp_path / name) if name == "units" else (tmp_path / name).unlink()
+        whole = bytes_of(tmp_path / "store")
+        assert left.exists()
+        assert prepare("text_files", tmp_path / "store", input=texts, overwrite=overwrite)[1] is overwrite
+        assert bytes_of(tmp_path / "store") == whole and not left.exists()
+
+
+def test_what_another_command_has_begun_is_left_to_it(texts, tmp_path):
+    prepare("text_files", tmp_path / "store", input=texts)
+    with pool.work_folder(None, str(tmp_path / "store"), "another"):
+        assert prepare("text_files", tmp_path / "store", input=texts)[1] is False
+    assert (tmp_path / ".store.partial" / "fingerprint").read_text() == "another"
 
 
 def test_killed_with_its_workers_it_leaves_none_behind_and_goes_on(texts, tmp_path):

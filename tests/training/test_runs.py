@@ -16,10 +16,13 @@ import pytest
 
 from block_recurrent import train
 from block_recurrent.data.rows import RowStream
-from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
+from block_recurrent.errors import MISTAKE, PREEMPTED, Preempted, UserError, run_command
 from block_recurrent.inference.run import read_metrics
+from block_recurrent.prepare import prepare
+from block_recurrent.training import loop
 from block_recurrent.training.processes import Attendance
 from block_recurrent.training.profiling import Profile
+from block_recurrent.training.reporting import Reporter
 from block_recurrent.training.step import Trainer
 from tests.training.killed import kill_before_step
 
@@ -287,3 +290,15 @@ def test_of_several_processes_the_first_alone_is_traced(monkeypatch, tmp_path):
     profile = Profile(tmp_path / "profile", begun=0, steps=2)
     for step in range(8):
         profile.at(step)
+
+
+def test_a_run_without_held_out_text_says_so_before_its_first_step(tmp_path, monkeypatch):
+    (tmp_path / "texts" / "train").mkdir(parents=True)
+    (tmp_path / "texts" / "train" / "a.txt").write_text("all that there is to learn from " * 9)
+    store, _ = prepare("text_files", tmp_path / "store", input=str(tmp_path / "texts"))
+    lines = []
+    monkeypatch.setattr(Reporter, "line", lambda self, line: lines.append(line))
+    monkeypatch.setattr(loop, "meet", lambda *_: (_ for _ in ()).throw(Preempted("before the first step")))
+    with pytest.raises(Preempted):
+        train.main(arguments(store, tmp_path / "run"))
+    assert lines[-1] == f"{store.folder} has no validation split: this run is measured on nothing that is held out"
