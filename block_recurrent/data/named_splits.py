@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from block_recurrent.data.source_files import language_of
 
@@ -52,14 +51,14 @@ def the_one(words: Sequence[str]) -> str | None:
 
 def without_common_folder(names: Sequence[str]) -> list[str]:
     """Paths without the folders that all of them are in, such as the one that an archive unpacked to."""
-    folders = [PurePosixPath(name).parts[:-1] for name in names]
+    folders = [name.split("/")[:-1] for name in names]
     common = 0
     while folders and all(
         len(parts) > common and parts[common] == folders[0][common] and parts[common].lower() not in SPLIT_OF
         for parts in folders
     ):
         common += 1
-    return ["/".join(PurePosixPath(name).parts[common:]) for name in names]
+    return [name.split("/", common)[-1] for name in names]
 
 
 def no_text(names: Sequence[str]) -> dict[str, str]:
