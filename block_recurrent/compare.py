@@ -141,12 +141,16 @@ def cost(contender: Contender, bindings: list[str]) -> dict[str, float]:
 
 
 def prepared_store(options: argparse.Namespace, environment: Mapping[str, str]):
-    """The store to train on; a task's is made first where that takes nothing but time."""
+    """The store to train on, that of the runs that have begun; a task's is made where that takes nothing but time."""
     from block_recurrent.data.registry import task
-    from block_recurrent.data.store import is_store, open_store, task_store
+    from block_recurrent.data.store import is_store, open_store, place_of
+    from block_recurrent.inference.run import RUN
+    from block_recurrent.training.loop import store_of_run
 
-    folder = options.store or task_store(task(options.task).name)
-    if options.task and not options.table_only and not is_store(folder):
+    folder = options.store or f"data/{task(options.task).name}"
+    for run in sorted(options.output.glob(f"*/{RUN}")) if options.task else []:
+        folder = store_of_run(run.parent, folder)
+    if options.task and not options.table_only and not is_store(place_of(folder)):
         needs = task(options.task)
         if needs.options:
             raise UserError(
@@ -154,7 +158,6 @@ def prepared_store(options: argparse.Namespace, environment: Mapping[str, str]):
                 f"first; it takes {needs.needs}"
             )
         call("prepare", [f"--task={needs.name}"], environment)
-        folder = task_store(needs.name)
     store = open_store(folder)
     store.split(options.split)
     return store

@@ -236,10 +236,10 @@ def kept_words(folder: str, count):
 def check_output(output: str, overwrite: bool):
     """The store that stays where a new one is to go, or None; refuses a place that holds something else."""
     from block_recurrent.data import files
-    from block_recurrent.data.store import is_store, open_store
+    from block_recurrent.data.store import is_store, store_in
 
     if is_store(output):
-        return None if overwrite else open_store(output)
+        return None if overwrite else store_in(output)
     if files.is_file(output) or (files.is_folder(output) and not files.is_empty(output)):
         raise UserError(f"{output} exists and is no prepared store: choose another --output")
     return None

@@ -27,9 +27,9 @@ from block_recurrent.data.store import (
     MANIFEST,
     Store,
     measured,
-    open_store,
     predictions_of,
     shard_names,
+    store_in,
     token_type,
 )
 from block_recurrent.data.vocabulary import Vocabulary
@@ -359,7 +359,7 @@ def finish(recipe: Recipe, settled: Settled, about: dict[str, Any]) -> Store:
     }
     vocabulary.save(recipe.target)
     files.write_bytes(files.join(recipe.target, MANIFEST), json.dumps(manifest, indent=2).encode())
-    return open_store(recipe.target)
+    return store_in(recipe.target)
 
 
 def write_index(recipe: Recipe, split: str, index: dict[str, np.ndarray]) -> dict[str, Any]:

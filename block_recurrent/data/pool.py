@@ -18,7 +18,7 @@ from block_recurrent.data import building, files
 from block_recurrent.data.building import Recipe
 from block_recurrent.data.documents import Dropped, Source, Unit
 from block_recurrent.data.registry import Task
-from block_recurrent.data.store import MANIFEST, Store, open_store
+from block_recurrent.data.store import MANIFEST, Store, store_in
 from block_recurrent.data.train_vocabulary import count_words, word_vocabulary
 from block_recurrent.data.vocabulary import WordVocabulary
 from block_recurrent.errors import UserError
@@ -103,7 +103,7 @@ def build(recipe: Recipe, about: dict[str, Any], output: str, workers: int, prog
         remove(recipe.work)
         raise
     publish(recipe, output)
-    return open_store(output)
+    return store_in(output)
 
 
 def publish(recipe: Recipe, output: str) -> None:

@@ -241,11 +241,19 @@ def task_of(folder: str) -> Task | None:
     return TASKS.get(name) if within == "data" else None
 
 
+def place_of(folder: str) -> str:
+    """The folder itself, but for `data/TASK` that of the store which the task has made."""
+    named = task_of(folder)
+    return task_store(named.name) if named else folder
+
+
 def open_store(folder: str | Path) -> Store:
     """Opens what `prepare` wrote; `data/TASK` is the store that the task has made."""
-    folder = str(folder)
-    if named := task_of(folder):
-        folder = task_store(named.name)
+    return store_in(place_of(str(folder)))
+
+
+def store_in(folder: str) -> Store:
+    """Opens the store in this very folder."""
     if not is_store(folder):
         raise UserError(
             f"no prepared data in {folder}: make it with python -m block_recurrent.prepare {how_to_make(folder)}"

@@ -79,7 +79,7 @@ def train(
         **({} if evaluation_batches is None else {"evaluation_batches": evaluation_batches}),
     )
     folder = run_folder(workdir)
-    data = store_of_run(folder, store)
+    data = open_store(store_of_run(folder, store))
     check_vocabulary(model, data)
     device = jax.local_devices()[0]
     facts = {"kind of device": device.device_kind, "number of devices": str(jax.local_device_count())}
@@ -224,8 +224,8 @@ def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tu
     return resume(trainer, checkpoints, skip_damaged)
 
 
-def store_of_run(folder: epath.Path, store: str) -> Store:
-    """The store that a config names; of one that each version of Python has, that which the run began with."""
+def store_of_run(folder: epath.Path, store: str) -> str:
+    """Where the store that a config names is; of one that each version of Python has, that which the run began with."""
     named = task_of(store)
     if (
         named
@@ -233,8 +233,8 @@ def store_of_run(folder: epath.Path, store: str) -> Store:
         and (folder / RUN).exists()
         and is_store(began_with := read_about(folder)["store"])
     ):
-        return open_store(began_with)
-    return open_store(store)
+        return began_with
+    return store
 
 
 def all_but_params(state: TrainState) -> dict:

@@ -59,12 +59,23 @@ def test_a_run_goes_on_with_the_store_that_it_began_with(python, tmp_path):
     old, new = write_store("data/python_stdlib-3.98.1"), write_store("data/python_stdlib-3.99.0")
     python("3.99.0")
     run = epath.Path(tmp_path / "run")
-    assert store_of_run(run, "data/python_stdlib").folder == new.folder
+    assert open_store(store_of_run(run, "data/python_stdlib")).folder == new.folder
     run.mkdir()
     place = str(tmp_path / old.folder)
     (run / RUN).write_text(json.dumps({"command": "", "store": place, "splits": {}, "vocabulary": {}}))
-    assert store_of_run(run, "data/python_stdlib").folder == place
-    assert store_of_run(run, new.folder).folder == new.folder, "asked for by its own name"
+    assert store_of_run(run, "data/python_stdlib") == place
+    assert store_of_run(run, new.folder) == new.folder, "asked for by its own name"
+    options = compare.parse(["x.gin", "--task=python_stdlib", f"--output={tmp_path}"])[0]
+    assert compare.prepared_store(options, {}).folder == place
+
+
+def test_a_store_is_made_where_the_output_says(python):
+    """Though `data/python_stdlib` is opened as another."""
+    python("3.98.1")
+    write_store("data/python_stdlib-3.98.1")
+    old = write_store("data/python_stdlib")
+    assert old.folder == "data/python_stdlib"
+    assert prepare("text_files", old.folder, input="texts")[0].folder == old.folder
 
 
 def write_store(folder):
