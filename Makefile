@@ -11,7 +11,7 @@ BROWSER_READY := $(VENV)/.browser
 .PHONY: quickstart notebooks recall plan-paper test lint format clean
 
 quickstart: $(READY)
-	@$(RUN) -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
+	@$(RUN) -m block_recurrent.prepare --task=python_stdlib
 	@$(RUN) -m block_recurrent.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 	@$(RUN) -m block_recurrent.evaluate runs/quickstart --split=test
 	@$(RUN) -m block_recurrent.generate runs/quickstart --prompt='def ' --tokens=400 --temperature=0.7
@@ -19,7 +19,7 @@ quickstart: $(READY)
 
 # The quickstart's run, if it is not there yet, and two small recurrences compared, through every notebook.
 notebooks: $(READY)
-	@$(RUN) -m block_recurrent.prepare --task=python_stdlib --output=data/python_stdlib
+	@$(RUN) -m block_recurrent.prepare --task=python_stdlib
 	@$(RUN) -m block_recurrent.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 	@$(RUN) -m block_recurrent.compare configs/side_by_side/sru.gin configs/side_by_side/lrn.gin --task=python_stdlib \
 	  --tokens=307200 --output=runs/notebooks/comparison

@@ -38,7 +38,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = command_parser("compare", __doc__)
     parser.add_argument("configs", nargs="+", metavar="CONFIG", help="gin configs; differences are to the first")
     data = parser.add_mutually_exclusive_group(required=True)
-    data.add_argument("--task", help="train on data/TASK, which is prepared first where that takes no --input")
+    data.add_argument("--task", help="train on this task's store, which is prepared first where that takes no --input")
     data.add_argument("--store", metavar="FOLDER", help="train on this prepared store")
     parser.add_argument(
         "--tokens", type=float, help="of training, the same for every config (default: each config's own steps)"
@@ -141,19 +141,23 @@ def cost(contender: Contender, bindings: list[str]) -> dict[str, float]:
 
 
 def prepared_store(options: argparse.Namespace, environment: Mapping[str, str]):
-    """The store to train on; a task's is made first where that takes nothing but time."""
+    """The store to train on, that of the runs that have begun; a task's is made where that takes nothing but time."""
     from block_recurrent.data.registry import task
-    from block_recurrent.data.store import is_store, open_store
+    from block_recurrent.data.store import is_store, open_store, place_of
+    from block_recurrent.inference.run import RUN
+    from block_recurrent.training.loop import store_of_run
 
-    folder = options.store or f"data/{options.task}"
-    if options.task and not options.table_only and not is_store(folder):
+    folder = options.store or f"data/{task(options.task).name}"
+    for run in sorted(options.output.glob(f"*/{RUN}")) if options.task else []:
+        folder = store_of_run(run.parent, folder)
+    if options.task and not options.table_only and not is_store(place_of(folder)):
         needs = task(options.task)
         if needs.options:
             raise UserError(
                 f"no prepared data in {folder}: run python -m block_recurrent.prepare --task={needs.name} --input=... "
                 f"first; it takes {needs.needs}"
             )
-        call("prepare", [f"--task={needs.name}", f"--output={folder}"], environment)
+        call("prepare", [f"--task={needs.name}"], environment)
     store = open_store(folder)
     store.split(options.split)
     return store

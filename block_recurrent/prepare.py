@@ -12,10 +12,10 @@ import argparse
 import os
 import platform
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
+from block_recurrent import stores_printed
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 
@@ -32,13 +32,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     does.add_argument("--mixture", metavar="STORE=RATE,...", help="make a store that mixes others, by share of tokens")
     corpus = parser.add_argument_group("the corpus")
     corpus.add_argument("--input", "--files", help="where it is: a path or an address such as gs://bucket/folder")
+    corpus.add_argument("--text", metavar="FIELD", help="files are JSON lines, a text in this field of each")
+    corpus.add_argument("--split_on", metavar="TEXT", help=r"what stands between a file's documents; \n is a newline")
     corpus.add_argument("--metadata", help="arXiv's metadata snapshot (JSON lines)")
     corpus.add_argument("--languages", type=listed, help="of source code, such as Python,C++ (default: all known)")
     corpus.add_argument("--licences", type=listed, help='of repositories, such as MIT,Apache-2.0 or "permissive"')
     corpus.add_argument("--max_file_bytes", type=int, help="longer source files are dropped")
     corpus.add_argument("--seed", type=int, help="of the order of files in a repository, or of pixels")
     store = parser.add_argument_group("the store")
-    store.add_argument("--output", help="the folder or address to make (default: data/TASK)")
+    store.add_argument("--output", help="the folder or address to make (default: data/TASK; see --list)")
     store.add_argument("--vocabulary", help='"bytes", or the path of a SentencePiece .model or a word list .txt')
     store.add_argument("--separator", action="store_true", help="end documents with the vocabulary's separator")
     store.add_argument("--overwrite", action="store_true", help="replace a store that is there already")
@@ -85,32 +87,34 @@ def listed(text: str) -> tuple[str, ...]:
 def main(arguments: list[str]) -> None:
     options = parse(arguments)
     if options.list:
-        print_tasks()
+        stores_printed.print_tasks()
     elif options.show:
-        print_document(options)
+        stores_printed.print_document(options)
     elif options.mixture:
         from block_recurrent.data.mixing import mix
 
-        print_statistics(mix(options.mixture, options.output, options.overwrite))
+        stores_printed.print_statistics(mix(options.mixture, options.output, options.overwrite))
     elif options.train_vocabulary:
         train_vocabulary(options)
     elif options.task:
         with progress_bar() as progress:
             store, made = prepare(**build_options(options), progress=progress)
-        print_statistics(store, made)
+        stores_printed.print_statistics(store, made)
     else:
         raise UserError("say what to do: --task=NAME, --list, --show, --mixture or --train_vocabulary (see --help)")
 
 
 def build_options(options: argparse.Namespace) -> dict:
     """What `prepare` takes, from the command line."""
+    from block_recurrent.data.registry import default_folder
+
     corpus = {
         name: getattr(options, name)
-        for name in ("input", "metadata", "languages", "licences", "max_file_bytes", "seed")
+        for name in ("input", "text", "split_on", "metadata", "languages", "licences", "max_file_bytes", "seed")
     }
     return {
         "task": options.task,
-        "output": options.output or f"data/{options.task}",
+        "output": options.output or default_folder(find_task(options.task).name),
         "vocabulary": options.vocabulary,
         "overwrite": options.overwrite,
         "separator": options.separator,
@@ -154,16 +158,20 @@ def prepare(
     about = {
         "fingerprint": building.fingerprint(task.name, source, units, identity, separator=separator),
         "published": getattr(source, "published", {}),
+        **({"arranged": source.arrangement(units)} if hasattr(source, "arrangement") else {}),
         "python": platform.python_version(),
     }
+    recipe_hash = f"{building.PIECES}-{about['fingerprint']}"
     there = check_output(output, overwrite)
     if there is not None:
         if there.manifest["fingerprint"] == about["fingerprint"]:
+            pool.remove_leftover(work, output, recipe_hash)
             return there, False
         raise UserError(
-            f"{output} was made from other files or another vocabulary: choose another --output, or --overwrite it"
+            f"{output} was made from other files, with other splits or another vocabulary: "
+            "choose another --output, or --overwrite it"
         )
-    with pool.work_folder(work, output, about["fingerprint"]) as folder:
+    with pool.work_folder(work, output, recipe_hash) as folder:
         words = given or kept_words(folder, lambda: pool.counted_vocabulary(task, source, units, workers, progress))
         target = output if files.is_remote(folder) else files.join(folder, "store")
         recipe = building.Recipe(task.name, source, units, words, folder, target, separator)
@@ -228,10 +236,10 @@ def kept_words(folder: str, count):
 def check_output(output: str, overwrite: bool):
     """The store that stays where a new one is to go, or None; refuses a place that holds something else."""
     from block_recurrent.data import files
-    from block_recurrent.data.store import is_store, open_store
+    from block_recurrent.data.store import is_store, store_in
 
     if is_store(output):
-        return None if overwrite else open_store(output)
+        return None if overwrite else store_in(output)
     if files.is_file(output) or (files.is_folder(output) and not files.is_empty(output)):
         raise UserError(f"{output} exists and is no prepared store: choose another --output")
     return None
@@ -291,91 +299,6 @@ def progress_bar():
     finally:
         if rows:
             bar.stop()
-
-
-def print_tasks() -> None:
-    """The tasks by corpus: what each needs, and its store where there is one."""
-    from itertools import groupby
-
-    from rich.console import Console
-
-    from block_recurrent.data.registry import TASKS
-    from block_recurrent.data.store import is_store
-
-    console = Console(highlight=False)
-    kinds = {"given": "--vocabulary=PATH", "words": "words, counted", "any": "bytes, or --vocabulary=PATH"}
-    for needs, tasks in groupby(TASKS.values(), key=lambda task: task.needs):
-        for task in tasks:
-            store = f"data/{task.name}"
-            state = f"prepared: {store}" if is_store(store) else "not prepared"
-            console.print(f"[bold]{task.name:<18}[/bold] {kinds.get(task.vocabulary, task.vocabulary):<28} {state}")
-        console.print(f"  --input: {needs}\n" if task.options else f"  {needs}\n", markup=False)
-
-
-def print_document(options: argparse.Namespace) -> None:
-    from block_recurrent.data.looking import show
-    from block_recurrent.data.store import is_store, open_store
-
-    short = f"data/{options.show}"  # a task's name will do
-    store = open_store(short if "/" not in options.show and is_store(short) else options.show)
-    blocks = options.blocks or None
-    for line in show(store, options.split, options.document, options.segment, options.block, blocks):
-        print(line)
-
-
-def print_statistics(store, made: bool = True) -> None:
-    """The table and picture that end a preparation, what was dropped, and what differs from the published corpus."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from block_recurrent.data.looking import losses, mismatches, statistics
-
-    console, manifest = Console(), store.manifest
-    kind, size = manifest["vocabulary"]["kind"], manifest["vocabulary"]["size"]
-    remark = "" if made else " (already prepared)"
-    table = Table(title=f"{store.folder}: {manifest['task']}, {kind}, {size:,} ids{remark}")
-    table.add_column("")
-    for name in manifest["splits"]:
-        table.add_column(name, justify="right")
-    for measure, row in statistics(store).items():
-        table.add_row(escape(measure), *row)  # a label may be any text
-    console.print(table)
-    for reason, entry in manifest.get("dropped", {}).items():
-        console.print(
-            f"dropped {entry['count']:,}: {reason} {examples(entry['examples'])}", markup=False, highlight=False
-        )
-    if lost := losses(store.vocabulary):
-        console.print(f"this vocabulary loses {lost}: --show prints what is left", markup=False, highlight=False)
-    for line in mismatches(store):
-        console.print(f"not as published: {line}", markup=False, highlight=False)
-    draw_lengths(store, again=made)
-
-
-def examples(names: list[str]) -> str:
-    return f"({', '.join(names[:2])}{', ...' if len(names) > 2 else ''})" if names else ""
-
-
-def draw_lengths(store, again: bool) -> None:
-    """The histogram of document lengths, lengths.png in the store."""
-    from block_recurrent.data import files
-    from block_recurrent.data.documents import readable
-    from block_recurrent.plots import histogram
-
-    place = files.join(store.folder, "lengths.png")
-    if files.is_file(place) and not again:
-        return
-    lengths = {
-        name: [length for part, _ in store.split(name).parts for length in part.lengths.tolist()]
-        for name in store.manifest["splits"]
-        if store.has(name)
-    }
-    positions = store.vocabulary.positions
-    with tempfile.TemporaryDirectory() as folder:
-        picture = Path(folder, "lengths.png")
-        histogram(picture, f"{readable(store.folder)}: {store.manifest['task']}", lengths, f"{positions} in a document")
-        files.write_bytes(place, picture.read_bytes())
-    print(f"lengths of documents: {place}")
 
 
 if __name__ == "__main__":

@@ -30,16 +30,17 @@ def main(arguments: list[str]) -> None:
 
     from block_recurrent import config
     from block_recurrent.data.store import open_store
-    from block_recurrent.inference.run import save_run
+    from block_recurrent.inference.run import run_folder, save_run
     from block_recurrent.training import processes
-    from block_recurrent.training.loop import train
+    from block_recurrent.training.loop import store_of_run, train
     from block_recurrent.training.ownership import own
 
     processes.join(options.coordinator, options.processes, options.process, options.patience)
     with processes.before_agreeing("start"):
         config.parse(options.gin_file, bindings)
         if processes.client() is not None:
-            store = open_store(config.bindings_of(train, "store")["store"])
+            place = store_of_run(run_folder(options.workdir), config.bindings_of(train, "store")["store"])
+            store = open_store(place)
             facts = {
                 "version of jax": jax.__version__,
                 "code": processes.code_version(),

@@ -53,7 +53,6 @@ class ArxivMath:
 
     name: ClassVar[str] = "arxiv_math"
     contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = True
 
     def units(self) -> list[Unit]:
         """One unit per archive; the first also stands for the metadata and reports what is wrong with them."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from block_recurrent.data import building, pool
 from block_recurrent.data.building import Recipe
-from block_recurrent.data.store import Store, open_store
+from block_recurrent.data.store import Store, store_in
 from block_recurrent.errors import UserError
 
 
@@ -35,7 +35,7 @@ def build(recipe: Recipe, about: dict[str, Any], output: str, arguments: list[st
         raise
     building.finish(recipe, building.settle(recipe), about)
     pool.publish(recipe, output)
-    return open_store(output)
+    return store_in(output)
 
 
 def describe(pipeline: Any, recipe: Recipe) -> None:

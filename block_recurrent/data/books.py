@@ -62,7 +62,6 @@ class OfPg19:
 
     name: ClassVar[str] = "pg19"
     contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = False
     published: ClassVar[dict[str, dict[str, int]]] = PG19_PUBLISHED
 
 
@@ -211,7 +210,6 @@ class Gutenberg:
     input: str
     name: ClassVar[str] = "gutenberg"
     contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = True
     published: ClassVar[dict[str, dict[str, int]]] = {}
 
     def units(self) -> list[Unit]:

@@ -11,6 +11,7 @@ not depend on who did what: units and documents keep their order. `pool.py` runs
 
 import hashlib
 import io
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -19,21 +20,24 @@ from typing import Any
 import numpy as np
 
 from block_recurrent.data import files, settling
-from block_recurrent.data.documents import EXAMPLES, SPLITS, Document, Dropped, Source, Unit, labels_of
+from block_recurrent.data.documents import SPLITS, Document, Dropped, Source, Unit, labels_of, total
+from block_recurrent.data.same_text import content_hash
 from block_recurrent.data.store import (
     FORMAT,
     MANIFEST,
     Store,
     measured,
-    open_store,
     predictions_of,
     shard_names,
+    store_in,
     token_type,
 )
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
 
+PIECES = 2  # the version of what is in a work folder
 SHARD_TOKENS = 1 << 28
+NAMED_COPIES = 100  # of a text that two splits have, or that is left out as a duplicate
 BUCKET_BYTES = 256 << 20  # of scattered fragments that are joined at a time, in memory
 NUMBERS = ("lengths", "bytes", "words", "unknown", "split")  # of every document
 PLACES = ("input", "metadata")  # fields of sources that say where, not what
@@ -100,7 +104,7 @@ def scatter_unit(recipe: Recipe, number: int) -> None:
         sizes = [file.write(content) for _, *contents in found for content in contents]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     write_arrays(f"{place}.npz", starts=starts, offsets=offsets)
-    files.write_bytes(f"{place}.json", json.dumps(tally(dropped)).encode())
+    files.write_bytes(f"{place}.json", json.dumps(dropped.tally()).encode())
 
 
 def bucket_of(name: str, count: int) -> int:
@@ -149,7 +153,7 @@ def read_unit(recipe: Recipe, number: int) -> int:
     names = "".join(json.dumps(row["name"]) + "\n" for row in rows)
     files.write_bytes(f"{place}.names.jsonl", names.encode())
     total = sum(row["lengths"] for row in rows)
-    files.write_bytes(f"{place}.json", json.dumps({**tally(dropped), "tokens": total}).encode())
+    files.write_bytes(f"{place}.json", json.dumps({**dropped.tally(), "tokens": total}).encode())
     return total
 
 
@@ -181,7 +185,7 @@ def index_row(recipe: Recipe, document: Document, tokens: np.ndarray) -> dict[st
         "unknown": 0 if recipe.vocabulary.unknown is None else int(np.sum(tokens == recipe.vocabulary.unknown)),
         "split": -1 if document.split is None else SPLITS.index(document.split),
         "rank": hashlib.sha256(f"{recipe.source.name}:{document.name}".encode()).digest()[:16],
-        "content": hashlib.sha256(document.text).digest()[:16],
+        "content": content_hash(document.text, recipe.vocabulary.is_text),
         "lines": document.lines,
         **({"labels": label_of(recipe, document)} if recipe.labels else {}),
     }
@@ -277,6 +281,7 @@ class Settled:
     lengths: tuple[np.ndarray, ...]
     places: tuple[np.ndarray, ...]  # per unit: the index of each document's split, or -1
     dropped: dict[str, dict[str, Any]]
+    identical: dict[str, dict[str, Any]]  # "test in train": texts that splits which are not ours share
     shards: dict[str, tuple[Shard, ...]]
 
 
@@ -288,17 +293,36 @@ def settle(recipe: Recipe) -> Settled:
         numbers = range(len(recipe.units))
         places = [files.join(recipe.work, "fragments", f"{number:06d}.json") for number in numbers]
         tallies = [json.loads(files.read_bytes(place)) for place in places] + tallies
-    splits, duplicates = settling.settle(pieces, recipe.source.drops_duplicates)
+    settled = settling.settle(pieces)
     edges = np.cumsum([len(piece["lengths"]) for piece in pieces])[:-1]
-    lengths, places = tuple(piece["lengths"] for piece in pieces), tuple(np.split(splits, edges))
+    lengths, places = tuple(piece["lengths"] for piece in pieces), tuple(np.split(settled.splits, edges))
     shards = {
         split: tuple(plan_shards(split, lengths, [place == i for place in places], recipe.shard_tokens))
         for i, split in enumerate(SPLITS)
     }
     dropped = total(tallies)
-    if duplicates:
-        dropped["duplicate"] = {"count": duplicates, "examples": []}
-    return Settled(lengths, places, dropped, shards)
+    if len(settled.duplicates):
+        dropped["duplicate"] = same_texts(recipe, settled.duplicates, edges)
+    identical = {
+        f"{split} in {other}": same_texts(recipe, pairs, edges) for (split, other), pairs in settled.identical.items()
+    }
+    return Settled(lengths, places, dropped, identical, shards)
+
+
+def same_texts(recipe: Recipe, pairs: np.ndarray, edges: np.ndarray) -> dict[str, Any]:
+    """How many documents there are of a text that another has, and the names of the first and of those others."""
+    shown = pairs[:NAMED_COPIES]
+    names = names_of(recipe, sorted(set(shown.flat)), edges)
+    return {"count": len(pairs), "examples": [" = ".join(names[number] for number in pair) for pair in shown]}
+
+
+def names_of(recipe: Recipe, numbers: Sequence[int], edges: np.ndarray) -> dict[int, str]:
+    """The names of some documents, by number; `edges` are the numbers that the pieces but the first begin with."""
+    found, starts = {}, [0, *edges]
+    for piece, group in itertools.groupby(numbers, lambda number: int(np.searchsorted(edges, number, side="right"))):
+        lines = files.read_bytes(f"{piece_place(recipe, piece)}.names.jsonl").splitlines()
+        found |= {number: json.loads(lines[number - starts[piece]]) for number in group}
+    return found
 
 
 def finish(recipe: Recipe, settled: Settled, about: dict[str, Any]) -> Store:
@@ -330,11 +354,12 @@ def finish(recipe: Recipe, settled: Settled, about: dict[str, Any]) -> Store:
         "separator": recipe.separator,
         "vocabulary": {"kind": vocabulary.kind, "size": vocabulary.size, "sha256": vocabulary.identity},
         "dropped": settled.dropped,
+        "identical": settled.identical,
         "splits": entries,
     }
     vocabulary.save(recipe.target)
     files.write_bytes(files.join(recipe.target, MANIFEST), json.dumps(manifest, indent=2).encode())
-    return open_store(recipe.target)
+    return store_in(recipe.target)
 
 
 def write_index(recipe: Recipe, split: str, index: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -357,22 +382,6 @@ def hashes(recipe: Recipe, shards: Sequence[Shard], labels: np.ndarray | None) -
     if labels is not None:
         each.append(hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest().encode())
     return {"shards": [shard.tokens for shard in shards], "sha256": hashlib.sha256(b"\n".join(each)).hexdigest()}
-
-
-def tally(dropped: Dropped) -> dict[str, Any]:
-    return {"counts": dict(dropped.counts), "examples": dropped.examples}
-
-
-def total(tallies: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Counts of all units by reason, most first, with the first examples."""
-    whole = Dropped()
-    for each in tallies:
-        whole.counts.update(each["counts"])
-        for reason, names in each["examples"].items():
-            known = whole.examples.setdefault(reason, [])
-            known += names[: EXAMPLES - len(known)]
-    ordered = sorted(whole.counts.items(), key=lambda item: (-item[1], item[0]))
-    return {reason: {"count": count, "examples": whole.examples[reason]} for reason, count in ordered}
 
 
 def write_arrays(place: str, **arrays: np.ndarray) -> None:

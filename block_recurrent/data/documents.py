@@ -7,7 +7,7 @@ all that preparing in parallel, on one machine or on many, asks of it. Documents
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 SPLITS = ("train", "validation", "test")
 EXAMPLES = 5  # how many names of what was dropped are kept, for each reason and unit
@@ -41,6 +41,7 @@ class Unit:
     split: str | None = None
     dropped: tuple[tuple[str, str], ...] = ()  # (reason, name) of what its listing left out
     size: int = 0  # bytes, where documents are scattered over units: how many are joined at a time follows from it
+    span: tuple[int, int] | None = None  # from which to which per cent of a text, where it is cut into splits
 
 
 @dataclass
@@ -56,6 +57,22 @@ class Dropped:
         if len(names) < EXAMPLES:
             names.append(readable(name))
 
+    def tally(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {"counts": dict(self.counts), "examples": self.examples}
+
+
+def total(tallies: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Counts of several by reason, most first, with the first examples."""
+    whole = Dropped()
+    for each in tallies:
+        whole.counts.update(each["counts"])
+        for reason, names in each["examples"].items():
+            known = whole.examples.setdefault(reason, [])
+            known += names[: EXAMPLES - len(known)]
+    ordered = sorted(whole.counts.items(), key=lambda item: (-item[1], item[0]))
+    return {reason: {"count": count, "examples": whole.examples[reason]} for reason, count in ordered}
+
 
 class Source(Protocol):
     """A corpus: a frozen dataclass whose fields are where it is and how it is filtered.
@@ -65,7 +82,6 @@ class Source(Protocol):
 
     name: str  # also the salt of its splits
     contiguous: bool  # one running text, not documents: in training every row reads its own stretch of it
-    drops_duplicates: bool  # of documents with the same text only the first is kept
 
     def units(self) -> Sequence[Unit]:
         """The units, always in the same order; a UserError where there is nothing to read."""

@@ -3,10 +3,13 @@
 import contextlib
 import functools
 import glob
+import gzip
+import io
 import itertools
 import os
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -121,7 +124,7 @@ def remote_listing(folder: str, hidden: bool) -> Iterator[File]:
 def matching(pattern: str) -> list[File]:
     """The files that a path or a glob names, sorted.
 
-    A link counts where it was asked for by name, not where a wildcard finds it: it may lead anywhere.
+    A link to a folder counts where it was asked for by name, not where a wildcard finds it: it may lead anywhere.
     """
     if is_remote(pattern):
         system, path = file_system(pattern)
@@ -129,14 +132,13 @@ def matching(pattern: str) -> list[File]:
     else:
         named = itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts)
         root, found = Path(*named), glob.glob(pattern, recursive=True)
-        places = [place for place in found if Path(place).is_file() and not has_links(place, root)]
+        places = [place for place in found if Path(place).is_file() and not through_links(place, root)]
     return [File(place, place.rpartition("/")[2], size_of(place), stamp_of(place)) for place in sorted(places)]
 
 
-def has_links(place: str, root: Path) -> bool:
-    """Whether a path below a root is, or leads through, a symbolic link."""
-    path = Path(place)
-    return any(step.is_symlink() for step in (path, *path.parents) if step != root and step.is_relative_to(root))
+def through_links(place: str, root: Path) -> bool:
+    """Whether a path below a root leads through a symbolic link to a folder."""
+    return any(step.is_symlink() for step in Path(place).parents if step != root and step.is_relative_to(root))
 
 
 def size_of(place: str) -> int:
@@ -230,6 +232,10 @@ class Mirror:
             system.put(f"{self.folder}/", path, recursive=True)
 
 
+PIECE = 1 << 20  # bytes of a stream that are read at a time
+EXPANSION, SMALL = 100, 64 << 20  # a compressed file may grow by this factor, and to so many bytes in any case
+
+
 class TooLarge(Exception):
     """A compressed stream expands to more than it may."""
 
@@ -247,3 +253,31 @@ class Limited:
         if self.left < 0:
             raise TooLarge
         return content
+
+
+class Unreadable(Exception):
+    """Why a compressed file cannot be read."""
+
+
+@contextlib.contextmanager
+def opened(place: str) -> Iterator[BinaryIO]:
+    """A file to read, expanded where its name ends in .gz."""
+    with open_file(place) as file:
+        if not place.lower().endswith(".gz"):
+            yield file
+            return
+        try:
+            limit = max(SMALL, EXPANSION * size_of(place))
+            yield Limited(gzip.GzipFile(fileobj=file), limit)
+        except TooLarge as error:
+            raise Unreadable("expands without end") from error
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise Unreadable("damaged gzip") from error
+
+
+def everything(stream: BinaryIO) -> bytes:
+    """All of a stream, in pieces: asked for all at once, a decompressor takes the memory of all it might give."""
+    content = io.BytesIO()
+    while piece := stream.read(PIECE):
+        content.write(piece)
+    return content.getvalue()

@@ -41,7 +41,6 @@ class Filters:
 
     name: ClassVar[str] = "github"
     contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = True
 
     def __post_init__(self):
         self._files()  # a misspelt language is told at once

@@ -33,7 +33,6 @@ class Mnist:
 
     name: ClassVar[str] = "mnist"
     contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = False
     labels: ClassVar[tuple[str, ...]] = tuple("0123456789")
     published: ClassVar[dict[str, dict[str, int]]] = {
         "documents": {"train": 55_000, "validation": 5_000, "test": 10_000}

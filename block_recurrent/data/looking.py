@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from block_recurrent.data.documents import SPLITS
 from block_recurrent.data.signals import PixelVocabulary
 from block_recurrent.data.store import Split, Store
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
 
+SHOWN = 12  # of the documents whose text is in two splits
+SEGMENT = 4096  # tokens, of the papers' long documents
 QUANTILES = {
     "shortest document": 0.0,
     "10 % are shorter than": 0.1,
@@ -60,6 +63,48 @@ def mismatches(store: Store) -> Iterator[str]:
             if found != published:
                 unit = "entries" if measure == "vocabulary" else measure
                 yield f"{what} {found:,} {unit}, published are {published:,}"
+
+
+def arranged(store: Store) -> Iterator[str]:
+    """How a person's own texts came into splits, and which texts are in two of them, one line each."""
+    found = store.manifest.get("arranged")
+    if found is not None:
+        if found["by"] == "cut":
+            yield "one text: its last tenth is held out, 5 % as validation and 5 % as test"
+        for split, entry in found["files"].items():
+            count = entry["count"]
+            yield f"{split} by {'its name' if count == 1 else 'their names'}: {listed(entry['examples'], count)}"
+        if found["by"] == "hash":
+            others = "the other documents" if found["files"] else "documents"
+            yield f"{others}: into splits by a hash of their names"
+    for where, entry in store.manifest.get("identical", {}).items():
+        split, _, other = where.partition(" in ")
+        pairs, are = listed(entry["examples"][:SHOWN], entry["count"]), "is" if entry["count"] == 1 else "are"
+        yield f"identical: {entry['count']:,} of {split} {are} also in {other} ({pairs})"
+
+
+def listed(names: list[str], count: int) -> str:
+    return f"{', '.join(names)}{f', ... ({count:,})' if count > len(names) else ''}"
+
+
+def warnings(store: Store) -> Iterator[str]:
+    """What may deceive in the splits of a store, above all of a person's own texts, one line each."""
+    if not {"identical", "mixture"} & set(store.manifest):
+        yield (
+            "an earlier version made this, which did not look for the same text in two splits, nor for texts that "
+            "differ in white space alone: --overwrite makes it anew"
+        )
+    if "arranged" not in store.manifest:
+        return
+    train = store.manifest["splits"]["train"]["tokens"]
+    for name in SPLITS[1:]:
+        tokens = store.manifest["splits"][name]["tokens"]
+        if not store.has(name):
+            yield f"there is no {name} text, so that nothing can be measured on it"
+        elif tokens > train:
+            yield f"{name} is larger than train: {tokens:,} tokens to {train:,}"
+        elif tokens < SEGMENT:
+            yield f"{name} has {tokens:,} tokens, less than a segment of {SEGMENT:,}: its figures say little"
 
 
 def losses(vocabulary: Vocabulary) -> str | None:

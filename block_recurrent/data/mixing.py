@@ -7,7 +7,7 @@ import re
 
 from block_recurrent.data import files, tasks
 from block_recurrent.data.documents import SPLITS
-from block_recurrent.data.store import FORMAT, MANIFEST, Store, contents, form, is_store, open_store
+from block_recurrent.data.store import FORMAT, MANIFEST, Store, contents, form, is_store, open_store, store_in
 from block_recurrent.errors import UserError
 
 
@@ -33,7 +33,7 @@ def mix(text: str, output: str | None, overwrite: bool = False) -> Store:
     rates = parse(text)
     if output is None:
         raise UserError("--mixture needs --output, the folder to make")
-    if is_store(output) and "mixture" not in open_store(output).manifest:
+    if is_store(output) and "mixture" not in store_in(output).manifest:
         raise UserError(f"{output} is a store of its own, perhaps one to be mixed: choose another --output")
     if files.is_file(output) or (files.is_folder(output) and not (overwrite and is_store(output))):
         raise UserError(f"{output} exists already: choose another --output")
@@ -58,7 +58,7 @@ def mix(text: str, output: str | None, overwrite: bool = False) -> Store:
         "vocabulary": next(iter(stores.values())).manifest["vocabulary"],
         "mixture": [
             {
-                "store": relative(place, output),
+                "store": relative(stores[place].folder, output),
                 "rate": float(rate),
                 "splits": contents(stores[place]),
             }
@@ -71,7 +71,7 @@ def mix(text: str, output: str | None, overwrite: bool = False) -> Store:
     vocabulary = next(iter(stores.values())).vocabulary
     vocabulary.save(output)
     files.write_bytes(files.join(output, MANIFEST), json.dumps(manifest, indent=2).encode())
-    return open_store(output)
+    return store_in(output)
 
 
 def relative(place: str, output: str) -> str:

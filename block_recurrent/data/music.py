@@ -33,7 +33,6 @@ class Music:
     input: str  # COLLECTION.mat or COLLECTION.npz, or the folder that one of them is in
     collection: str
     contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

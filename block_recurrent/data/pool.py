@@ -18,11 +18,12 @@ from block_recurrent.data import building, files
 from block_recurrent.data.building import Recipe
 from block_recurrent.data.documents import Dropped, Source, Unit
 from block_recurrent.data.registry import Task
-from block_recurrent.data.store import MANIFEST, Store, open_store
+from block_recurrent.data.store import MANIFEST, Store, store_in
 from block_recurrent.data.train_vocabulary import count_words, word_vocabulary
 from block_recurrent.data.vocabulary import WordVocabulary
 from block_recurrent.errors import UserError
 
+NOTE = "fingerprint"  # the file of a work folder that says whose it is
 Progress = Callable[[str, int, int, int], None]  # what is being done, of how many, and tokens so far
 
 
@@ -102,7 +103,7 @@ def build(recipe: Recipe, about: dict[str, Any], output: str, workers: int, prog
         remove(recipe.work)
         raise
     publish(recipe, output)
-    return open_store(output)
+    return store_in(output)
 
 
 def publish(recipe: Recipe, output: str) -> None:
@@ -118,7 +119,7 @@ def rename(store: Path, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = store.parent
     if aside.stat().st_dev != output.parent.stat().st_dev:  # a work folder on another disk: renaming does not reach it
-        aside = output.with_name(f".{output.name}.arriving")
+        aside = arrival(output)
         remove(str(aside))
         shutil.copytree(store, aside / store.name)
     if output.exists():
@@ -128,12 +129,21 @@ def rename(store: Path, output: Path) -> None:
         remove(str(aside))
 
 
+def arrival(output: Path) -> Path:
+    """Where a store from another disk is copied to, before it takes its place."""
+    return output.with_name(f".{output.name}.arriving")
+
+
 def remove(folder: str) -> None:
     if files.is_remote(folder):
         system, path = files.file_system(folder)
         system.rm(path, recursive=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
+        return
+    # What says that this is a work folder goes last: a kill in between leaves one that the next command knows.
+    for name in sorted(os.listdir(folder) if Path(folder).is_dir() else [], key=lambda name: name == NOTE):
+        entry = Path(folder, name)
+        shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def upload(folder: str, output: str) -> None:
@@ -157,22 +167,17 @@ def work_folder(work: str | None, output: str, recipe_hash: str) -> Iterator[str
     By default it is a hidden one beside the store. In a bucket it is one of the recipe's own, for nothing is locked
     there.
     """
-    import fcntl
-
     if work is not None and files.is_remote(work):
         yield files.join(work, recipe_hash[:16])
         return
-    place = Path("data" if files.is_remote(output) else output).absolute()
-    folder = Path(work) if work else place.parent / f".{output.rstrip('/').rpartition('/')[2]}.partial"
-    if folder.exists() and not (folder / "lock").exists():
+    folder = local_work_folder(work, output)
+    if folder.exists() and any(folder.iterdir()) and not any((folder / name).exists() for name in ("lock", NOTE)):
         raise UserError(f"{folder} exists and is no work folder: choose another --work")
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{output} is being prepared by another process: wait for it") from error
-        note = folder / "fingerprint"
+    with locked(folder) as is_mine:
+        if not is_mine:
+            raise UserError(f"{output} is being prepared by another process: wait for it")
+        note = folder / NOTE
         if not note.exists() or note.read_text() != recipe_hash:
             for entry in folder.iterdir():
                 if entry.name != "lock":
@@ -181,6 +186,41 @@ def work_folder(work: str | None, output: str, recipe_hash: str) -> Iterator[str
         for leftover in folder.rglob(".*.partial"):  # files that a killed process did not complete
             leftover.unlink()
         yield str(folder)
+
+
+def local_work_folder(work: str | None, output: str) -> Path:
+    place = Path("data" if files.is_remote(output) else output).absolute()
+    return Path(work) if work else place.parent / f".{output.rstrip('/').rpartition('/')[2]}.partial"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Whether a work folder is this process's alone."""
+    import fcntl
+
+    with open(folder / "lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+def remove_leftover(work: str | None, output: str, recipe_hash: str) -> None:
+    """Clears away the work folder of a store that is in its place, where a kill has left it."""
+    if files.is_remote(work or ""):
+        folder = files.join(work, recipe_hash[:16])
+        if files.is_folder(folder):
+            remove(folder)
+        return
+    folder = local_work_folder(work, output)
+    note = folder / NOTE
+    if note.is_file() and note.read_text() == recipe_hash:
+        with locked(folder) as is_mine:
+            if is_mine:
+                remove(str(folder))
+                remove(str(arrival(Path(output).absolute())))
 
 
 def counted_vocabulary(

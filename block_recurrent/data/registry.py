@@ -1,6 +1,7 @@
 """The tasks that `prepare` knows: a corpus and the vocabulary it is read with, under one name."""
 
 import difflib
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ class Task:
     minimum: int = 1  # how often a word must be seen to be in it
     unknown: str | None = None  # the word for others, where the corpus has none of its own
     fixed: tuple[tuple[str, object], ...] = ()  # options of the source that the task sets
+    of_interpreter: bool = False  # its texts are those of the Python that runs
 
     def open(self, **options: object) -> Source:
         """The source, from the options that it takes."""
@@ -33,6 +35,10 @@ class Task:
         return make(**dict(self.fixed), **options)
 
 
+TEXTS = (
+    "a folder, file or quoted glob of your texts, .gz too; files or folders called train, valid (validation, dev) and "
+    "test are the splits; with --text=FIELD (JSON lines) or --split_on=TEXT a file holds many documents"
+)
 ARXIV = (
     "folder of arXiv's bulk source tars, arXiv_src_YYMM_NNN.tar (s3://arxiv/src, whoever fetches pays), and "
     "--metadata: arxiv-metadata-oai-snapshot.json (JSON lines; Cornell's arXiv dataset on Kaggle)"
@@ -68,8 +74,8 @@ MUSIC_COLLECTIONS = {
 TASKS = {
     task.name: task
     for task in (
-        Task("python_stdlib", "sources:PythonStdlib", "any", "nothing: it is on this machine", ()),
-        Task("text_files", "sources:TextFiles", "any", "a folder, file or quoted glob of your texts"),
+        Task("python_stdlib", "sources:PythonStdlib", "any", "nothing: it is on this machine", (), of_interpreter=True),
+        Task("text_files", "text_files:text_files", "any", TEXTS, ("input", "text", "split_on")),
         Task("pg19_bytes", "books:pg19", "bytes", PG19),
         Task("pg19_tokens", "books:pg19", "given", PG19),
         Task("gutenberg_bytes", "books:Gutenberg", "bytes", GUTENBERG),
@@ -114,3 +120,9 @@ def task(name: str) -> Task:
         near = difflib.get_close_matches(name, TASKS, 3, 0.4)
         raise UserError(f"there is no task {name!r}{f' (did you mean {near[0]}?)' if near else ''}: --list names them")
     return TASKS[name]
+
+
+def default_folder(name: str, within: str = "data") -> str:
+    """The folder that a task makes: `data/NAME`, but of texts that change with the interpreter one for each version."""
+    version = f"-{platform.python_version()}" if TASKS[name].of_interpreter else ""
+    return f"{within}/{name}{version}"

@@ -36,7 +36,6 @@ class Reviews:
     input: str
     name: ClassVar[str] = "imdb"
     contiguous: ClassVar[bool] = False
-    drops_duplicates: ClassVar[bool] = False
     labels: ClassVar[tuple[str, ...]] = ("negative", "positive")
     published: ClassVar[dict[str, dict[str, int]]] = {"documents": {"test": 25_000}}
 

@@ -72,7 +72,6 @@ class OneTextPerSplit:
     """What WikiText and Penn Treebank share: a file for each split, read as one document."""
 
     contiguous: ClassVar[bool] = True
-    drops_duplicates: ClassVar[bool] = False
 
     def read(self, unit: Unit, dropped: Dropped) -> Iterator[Document]:
         (place,) = unit.places
@@ -180,7 +179,6 @@ class BillionWord:
     input: str
     name: ClassVar[str] = "billion_word"
     contiguous: ClassVar[bool] = True
-    drops_duplicates: ClassVar[bool] = False
     published: ClassVar[dict[str, dict[str, int]]] = {
         "words": {"train": 768_648_884},
         "predictions": {"train": 798_949_912},  # words and 30,301,028 lines
@@ -213,7 +211,6 @@ class Enwik8:
     input: str
     name: ClassVar[str] = "enwik8"
     contiguous: ClassVar[bool] = True
-    drops_duplicates: ClassVar[bool] = False
     published: ClassVar[dict[str, dict[str, int]]] = {
         "tokens": {"train": 90_000_000, "validation": 5_000_000, "test": 5_000_000}
     }

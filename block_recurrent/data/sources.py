@@ -1,4 +1,4 @@
-"""The two sources that every machine has: a folder of text files, and the Python standard library."""
+"""What sources share, and the one that every machine has: the Python standard library."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from block_recurrent.data import files
-from block_recurrent.data.documents import SPLITS, Document, Dropped, Unit
+from block_recurrent.data.documents import Document, Dropped, Unit
 from block_recurrent.errors import UserError
 
 UNIT_BYTES = 32 << 20  # large enough to be worth a worker's while, small enough to lose little when killed
@@ -35,8 +35,12 @@ def unit_of(group: list[files.File], split: str | None, salt: str) -> Unit:
 
 def with_links(units: list[Unit], folder: str) -> list[Unit]:
     """Units whose first one tells of the symbolic links that the folder's listing left out."""
-    left_out = tuple(("symbolic link", name) for name in files.links(folder))
-    return [replace(units[0], dropped=left_out), *units[1:]]
+    return leaving_out(units, [("symbolic link", name) for name in files.links(folder)])
+
+
+def leaving_out(units: list[Unit], left_out: Iterable[tuple[str, str]]) -> list[Unit]:
+    """Units whose first one tells of what a listing left out, and why."""
+    return [replace(units[0], dropped=tuple(left_out)), *units[1:]]
 
 
 def flaw(content: bytes) -> str | None:
@@ -53,57 +57,18 @@ def flaw(content: bytes) -> str | None:
 
 
 @dataclass(frozen=True)
-class TextFiles:
-    """A folder (all files below it), a glob or a single file, local or in a bucket; one document per file.
-
-    A folder with subfolders train, validation and test brings its own splits.
-    """
-
-    input: str
-    name = "text_files"
-    contiguous = False
-    drops_duplicates = False
-
-    def units(self) -> list[Unit]:
-        place = self.input if files.is_remote(self.input) else os.path.expanduser(self.input)
-        if files.is_folder(place):
-            own = [split for split in SPLITS if files.is_folder(files.join(place, split))]
-            if "train" in own:
-                found = {split: files.listing(files.join(place, split)) for split in own}
-                if not found["train"]:
-                    raise UserError(f"no files in {files.join(place, 'train')}: put the texts to train on there")
-                return with_links([unit for split in own for unit in units_of(found[split], split)], place)
-            found = files.listing(place)
-        else:
-            found = files.matching(place)
-        if not found:
-            raise UserError(f"no files in {self.input}: give a folder, a file or a quoted glob of text files")
-        return with_links(list(units_of(found)), place)
-
-    def read(self, unit: Unit, dropped: Dropped) -> Iterator[Document]:
-        for place in unit.places:
-            content = files.read_bytes(place)
-            reason = flaw(content)
-            if reason is None:
-                yield Document(files.relative(place, self.input), content, unit.split)
-            else:
-                dropped.add(reason, files.relative(place, self.input))
-
-
-@dataclass(frozen=True)
 class PythonStdlib:
     """The standard library of this interpreter: one document per top-level package or module, as one per repository."""
 
     name = "python_stdlib"
     contiguous = False
-    drops_duplicates = False
 
     def units(self) -> list[Unit]:
         library = Path(sysconfig.get_paths()["stdlib"])
         found = [
-            files.File(name, name, sum(size for size, _ in stamps), repr(stamps))
+            files.File(name, name, sum(sizes), repr(sizes))  # not the time: that of the same version installed anew
             for name in sorted(sys.stdlib_module_names)
-            if (stamps := [(file.stat().st_size, file.stat().st_mtime_ns) for file in module_files(library, name)])
+            if (sizes := [file.stat().st_size for file in module_files(library, name)])
         ]
         if not found:
             raise UserError(
@@ -121,11 +86,6 @@ class PythonStdlib:
                 yield Document(name, text)
 
 
-def texts_in(place: str) -> dict[str, bytes]:
-    """The texts of a folder, glob or file, by their places; one that is not UTF-8 is refused by name."""
-    return {str(file): read_utf8(file) for unit in TextFiles(place).units() for file in unit.places}
-
-
 def module_files(library: Path, name: str) -> list[Path]:
     if (library / name).is_dir():
         return sorted((library / name).rglob("*.py"))
@@ -140,14 +100,35 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def read_utf8(file: str | Path) -> bytes:
-    """A file's bytes, refused with the place of the first one that is not UTF-8."""
-    content = files.read_bytes(str(file))
+def listed(input: str) -> tuple[str, list[files.File], list[tuple[str, str]]]:
+    """The place of some texts, their files, and the links that do not lead to a file as (reason, name)."""
+    place = input if files.is_remote(input) else os.path.expanduser(input)
+    if not files.is_folder(place):
+        found, links = files.matching(place), []
+    else:
+        found, links = files.listing(place, links=True), files.links(place)
+    if not found:
+        raise UserError(f"no files in {input}: give a folder, a file or a quoted glob of text files")
+    return place, found, [("symbolic link", name) for name in links if not files.is_file(files.join(place, name))]
+
+
+def texts_in(place: str) -> dict[str, bytes]:
+    """The texts of a folder, glob or file, by their places; one that is not UTF-8 is refused by name."""
+    _, found, _ = listed(place)
+    return {file.path: read_utf8(file.path) for file in found}
+
+
+def read_utf8(place: str | Path) -> bytes:
+    """A file's text, refused with the place of the first byte that is not UTF-8."""
     try:
+        with files.opened(str(place)) as stream:
+            content = files.everything(stream)
         content.decode()
+    except files.Unreadable as error:
+        raise UserError(f"{place} cannot be read ({error}): fetch it again or leave it out") from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{file} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}; "
+            f"{place} is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}; "
             f"convert it (iconv -f latin1 -t utf8) or leave it out"
         ) from error
     return content

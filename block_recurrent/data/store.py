@@ -24,6 +24,7 @@ import numpy as np
 
 from block_recurrent.data import files
 from block_recurrent.data.documents import SPLITS
+from block_recurrent.data.registry import TASKS, Task, default_folder
 from block_recurrent.data.vocabulary import Vocabulary, record_of, saved_vocabulary
 from block_recurrent.errors import UserError
 
@@ -230,12 +231,34 @@ def is_store(folder: str | Path) -> bool:
     return files.is_file(files.join(str(folder), MANIFEST))
 
 
+def task_store(name: str, within: str = "data") -> str:
+    """Where a task's store is opened: the folder that it makes, else `data/NAME`, which earlier versions made."""
+    made = default_folder(name, within)
+    return made if is_store(made) else f"{within}/{name}"
+
+
+def task_of(folder: str) -> Task | None:
+    """The task whose store is meant by `data/TASK`, as configs name it."""
+    within, _, name = folder.removeprefix("./").rstrip("/").rpartition("/")
+    return TASKS.get(name) if within == "data" else None
+
+
+def place_of(folder: str) -> str:
+    """The folder itself, but for `data/TASK` that of the store which the task has made."""
+    named = task_of(folder)
+    return task_store(named.name) if named else folder
+
+
 def open_store(folder: str | Path) -> Store:
-    """Opens what `prepare` wrote."""
-    folder = str(folder)
+    """Opens what `prepare` wrote; `data/TASK` is the store that the task has made."""
+    return store_in(place_of(str(folder)))
+
+
+def store_in(folder: str) -> Store:
+    """Opens the store in this very folder."""
     if not is_store(folder):
         raise UserError(
-            f"no prepared data in {folder}: make it with python -m block_recurrent.prepare --output={folder}"
+            f"no prepared data in {folder}: make it with python -m block_recurrent.prepare {how_to_make(folder)}"
         )
     try:
         manifest = json.loads(files.read_bytes(files.join(folder, MANIFEST)))
@@ -248,6 +271,12 @@ def open_store(folder: str | Path) -> Store:
     except DAMAGE as error:
         raise UserError(f"{folder}/{MANIFEST} cannot be read ({error}): prepare it again with --overwrite") from error
     return Store(folder, manifest)
+
+
+def how_to_make(folder: str) -> str:
+    """The options of `prepare` that make a store there."""
+    task = task_of(folder)
+    return f"--task={task.name}" if task else f"--output={folder}"
 
 
 def check(manifest: dict) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from block_recurrent.data.documents import SPLITS, Dropped, Source, labels_of
 from block_recurrent.data.registry import TASKS
-from block_recurrent.data.store import Store, form, is_store, open_store
+from block_recurrent.data.store import Store, form, is_store, open_store, task_store
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
 from block_recurrent.quiet import import_tensorflow, quiet_stderr
@@ -69,7 +69,7 @@ def refusal(store: Store) -> str | None:
 
 def register_prepared(folder: str = "data") -> list[str]:
     """Registers every store of text below a folder that `prepare` made under its task's name: `data/pg19_bytes`, ..."""
-    places = {name: f"{folder}/{name}" for name in TASKS if is_store(f"{folder}/{name}")}
+    places = {name: place for name in TASKS if is_store(place := task_store(name, folder))}
     stores = {name: store for name, place in places.items() if not refusal(store := open_store(place))}
     for name, store in stores.items():
         register_store(name, store)

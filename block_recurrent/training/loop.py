@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 
 from block_recurrent.checkpoints import Checkpoints
 from block_recurrent.data.rows import Cursor, RowStream
-from block_recurrent.data.store import Store, open_store
+from block_recurrent.data.store import Store, is_store, open_store, task_of
 from block_recurrent.errors import Preempted, UserError
 from block_recurrent.inference.evaluation import Evaluator
-from block_recurrent.inference.run import STOPPED, run_folder
+from block_recurrent.inference.run import RUN, STOPPED, read_about, run_folder
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
 from block_recurrent.training.plateau import STEADY, Plateau, best
@@ -84,7 +84,7 @@ def train(
         **({} if evaluation_batches is None else {"evaluation_batches": evaluation_batches}),
     )
     folder = run_folder(workdir)
-    data = open_store(store)
+    data = open_store(store_of_run(folder, store))
     check_vocabulary(model, data)
     device = jax.local_devices()[0]
     facts = {"kind of device": device.device_kind, "number of devices": str(jax.local_device_count())}
@@ -126,6 +126,8 @@ def train(
     metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens)
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
+    if held_out is None:
+        report.line(f"{data.folder} has no validation split: this run is measured on nothing that is held out")
 
     meet("first step", patience)
     batches = stream.ahead(cursor, trainer.place)
@@ -237,6 +239,19 @@ def check_finite(params: Any, folder: epath.Path, step: int) -> None:
     if spoilt:
         place = f"checkpoint {step} of {folder}" if step else "the model at its start"
         raise UserError(f"{place} has parameters that are no finite numbers: {', '.join(spoilt[:3])}")
+
+
+def store_of_run(folder: epath.Path, store: str) -> str:
+    """Where the store that a config names is; of one that each version of Python has, that which the run began with."""
+    named = task_of(store)
+    if (
+        named
+        and named.of_interpreter
+        and (folder / RUN).exists()
+        and is_store(began_with := read_about(folder)["store"])
+    ):
+        return began_with
+    return store
 
 
 def all_but_params(state: TrainState) -> dict:

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from block_recurrent.data.sources import TextFiles
+from block_recurrent.data.text_files import TextFiles
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def test_no_archive_and_no_metadata_are_mistakes_to_mend(bulk, tmp_path):
 def test_a_source_can_be_sent_to_another_process(bulk):
     source = pickle.loads(pickle.dumps(bulk({"arXiv_src_1001_001.tar": tar_of(math(1))})))
     assert list(texts_and_counts(source)[0]) == ["1001.0001"]
-    assert (source.name, source.contiguous, source.drops_duplicates) == ("arxiv_math", False, True)
+    assert (source.name, source.contiguous) == ("arxiv_math", False)
 
 
 def test_archives_can_be_in_a_bucket():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from block_recurrent.data import building, files, pool, sources
+from block_recurrent.data import building, files, pool, sources, text_files
 from block_recurrent.data.documents import Document, Unit
 from block_recurrent.data.rows import RowStream
 from block_recurrent.data.store import open_store
@@ -79,22 +80,35 @@ def test_killed_at_any_step_it_goes_on_and_gives_the_same_bytes(texts, tmp_path,
     done = len(list((tmp_path / ".killed.partial" / "units").glob("*.json")))
     assert done == {"read_unit": 4, "index_row": 4}.get(function, 10)
     again = []
-    read = sources.TextFiles.read
-    monkeypatch.setattr(sources.TextFiles, "read", lambda *arguments: again.append(1) or read(*arguments))
+    read = text_files.TextFiles.read
+    monkeypatch.setattr(text_files.TextFiles, "read", lambda *arguments: again.append(1) or read(*arguments))
     prepare("text_files", output, input=texts)
     assert len(again) == 10 - done, "what was done is not done again"
     assert bytes_of(output) == bytes_of(tmp_path / "whole")
     assert not (tmp_path / ".killed.partial").exists()
 
 
-def test_killed_when_all_is_done_it_can_be_done_again(texts, tmp_path, monkeypatch):
-    """The work folder is still there, but for the store that has been moved to its place."""
-    with monkeypatch.context() as context:
-        context.setattr(pool, "remove", lambda folder: None)
-        prepare("text_files", tmp_path / "store", input=texts)
-    whole = bytes_of(tmp_path / "store")
-    prepare("text_files", tmp_path / "store", input=texts, overwrite=True)
-    assert bytes_of(tmp_path / "store") == whole
+@pytest.mark.parametrize("gone", [(), ("lock", "units")])
+def test_killed_when_all_is_done_it_can_be_done_again_and_leaves_nothing(texts, tmp_path, monkeypatch, gone):
+    """The work folder is still there, or half of it, but for the store that has been moved to its place."""
+    left = tmp_path / ".store.partial"
+    for overwrite in (True, False):
+        with monkeypatch.context() as context:
+            context.setattr(pool, "remove", lambda folder: [shutil.move(left / name, tmp_path) for name in gone])
+            prepare("text_files", tmp_path / "store", input=texts, overwrite=True)
+        for name in gone:
+            shutil.rmtree(tmp_path / name) if name == "units" else (tmp_path / name).unlink()
+        whole = bytes_of(tmp_path / "store")
+        assert left.exists()
+        assert prepare("text_files", tmp_path / "store", input=texts, overwrite=overwrite)[1] is overwrite
+        assert bytes_of(tmp_path / "store") == whole and not left.exists()
+
+
+def test_what_another_command_has_begun_is_left_to_it(texts, tmp_path):
+    prepare("text_files", tmp_path / "store", input=texts)
+    with pool.work_folder(None, str(tmp_path / "store"), "another"):
+        assert prepare("text_files", tmp_path / "store", input=texts)[1] is False
+    assert (tmp_path / ".store.partial" / "fingerprint").read_text() == "another"
 
 
 def test_killed_with_its_workers_it_leaves_none_behind_and_goes_on(texts, tmp_path):
@@ -102,11 +116,11 @@ def test_killed_with_its_workers_it_leaves_none_behind_and_goes_on(texts, tmp_pa
     slow = textwrap.dedent(
         """
         import sys, time
-        from block_recurrent.data import sources
+        from block_recurrent.data import sources, text_files
         from block_recurrent.prepare import prepare
         from tests.data.slowly import SlowTextFiles
         sources.UNIT_FILES = 3
-        sources.TextFiles = SlowTextFiles
+        text_files.TextFiles = SlowTextFiles
         if __name__ == "__main__":
             prepare("text_files", sys.argv[2], input=sys.argv[1], workers=2)
         """
@@ -241,7 +255,7 @@ def test_memory_stays_flat(tmp_path):
 
 
 def recipe_of(texts, tmp_path, **changes) -> building.Recipe:
-    source = sources.TextFiles(texts)
+    source = text_files.TextFiles(texts)
     options = {"work": str(tmp_path / "work"), "target": str(tmp_path / "work" / "store"), **changes}
     return building.Recipe("text_files", source, tuple(source.units()), ByteVocabulary(), **options)
 
@@ -338,7 +352,6 @@ class Scattered:
     documents: tuple[str, ...]
     name = "scattered"
     contiguous = False
-    drops_duplicates = False
 
     def units(self):
         return [Unit((str(i),), "", size=100) for i in range(4)]
@@ -373,7 +386,7 @@ def test_what_was_dropped_is_told_with_examples(texts, tmp_path):
     Path(texts, "bad.txt").write_bytes(b"caf\xe9")
     Path(texts, "zeros.txt").write_bytes(b"\0" * 100)
     Path(texts, "empty.txt").touch()
-    Path(texts, "link.txt").symlink_to("/etc/passwd")
+    Path(texts, "link").symlink_to("/etc")
     store, _ = prepare("text_files", tmp_path / "store", input=texts)
     dropped = store.manifest["dropped"]
     assert {reason: entry["count"] for reason, entry in dropped.items()} == {

@@ -15,7 +15,7 @@ from block_recurrent.data.signals import NoteVocabulary, PixelVocabulary
 from block_recurrent.data.store import Mixture, Split, open_store
 from block_recurrent.data.vocabulary import ByteVocabulary
 from block_recurrent.errors import UserError
-from block_recurrent.prepare import print_statistics
+from block_recurrent.stores_printed import print_statistics
 
 LENGTHS = [9, 1, 30, 2, 17, 4, 5, 13, 25, 0, 8]
 
@@ -156,7 +156,6 @@ class Numbers:
     wrong: int | None = None
     name = "numbers"
     contiguous = False
-    drops_duplicates = False
 
     def units(self):
         return [Unit((str(i),), "") for i in range(3)]

@@ -5,10 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-from block_recurrent.data import sources
+from block_recurrent.data.documents import SPLITS
 from block_recurrent.data.github import GitHubParquet
 from block_recurrent.data.rows import RowStream
 from block_recurrent.data.store import contents, open_store
+from block_recurrent.data.text_files import TextFiles
 from block_recurrent.data.vocabulary import ByteVocabulary, vocabulary
 from block_recurrent.errors import UserError
 from block_recurrent.prepare import main, prepare
@@ -102,7 +103,7 @@ def test_seqio_sees_the_same_documents_and_tokens(folder, two_stores, sentencepi
 
     ours = vocabulary(str(sentencepiece_model))
     store, _ = prepare("text_files", folder.parent / "store", input=str(folder), vocabulary=str(sentencepiece_model))
-    raw = tasks.register("raw_files", sources.TextFiles(str(folder)), ours)
+    raw = tasks.register("raw_files", TextFiles(str(folder)), ours)
     tasks.register_store("prepared_files", store)
     get = tasks.seqio.get_mixture_or_task
 
@@ -114,7 +115,7 @@ def test_seqio_sees_the_same_documents_and_tokens(folder, two_stores, sentencepi
         }
 
     assert raw.splits == ("train",)
-    assert tokens("raw_files", ["train"]) == tokens("prepared_files", sources.SPLITS)
+    assert tokens("raw_files", ["train"]) == tokens("prepared_files", SPLITS)
     stores = {name: (open_store(two_stores / name), rate) for name, rate in (("first", 3.0), ("second", 1.0))}
     mixture = tasks.register_mixture("both", stores)
     assert mixture.get_rate(get("first")) == 3.0

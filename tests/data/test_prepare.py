@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from block_recurrent.data import files, sources
-from block_recurrent.data.documents import Dropped
+from block_recurrent.data.documents import SPLITS, Dropped
 from block_recurrent.data.registry import TASKS
 from block_recurrent.data.store import open_store, split_in_memory
+from block_recurrent.data.text_files import TextFiles
 from block_recurrent.data.vocabulary import vocabulary
 from block_recurrent.errors import MISTAKE, UserError, run_command
 from block_recurrent.prepare import main, prepare
@@ -74,7 +75,7 @@ def test_a_folder_of_links_or_folders_is_not_replaced(folder, precious):
 
 def test_an_empty_folder_of_training_texts_is_refused(tmp_path):
     (tmp_path / "texts" / "train").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"no files in .*train"):
+    with pytest.raises(UserError, match="no files in"):
         store_of(tmp_path / "texts")
 
 
@@ -112,35 +113,34 @@ def test_a_dollar_in_the_name_of_a_store_is_no_formula(folder):
 
 
 def test_own_splits_are_kept(tmp_path):
-    for split in sources.SPLITS:
+    for split in SPLITS:
         (tmp_path / "texts" / split).mkdir(parents=True)
         (tmp_path / "texts" / split / "a.txt").write_text(f"text of {split}")
     store, _ = store_of(tmp_path / "texts")
-    assert list(documents_in(store)) == [f"text of {split}" for split in sources.SPLITS]
+    assert list(documents_in(store)) == [f"text of {split}" for split in SPLITS]
 
 
 @pytest.mark.parametrize("pattern", ["*.txt", "[0-3].txt"])
 def test_globs(folder, pattern):
-    source = sources.TextFiles(str(folder / pattern))
+    source = TextFiles(str(folder / pattern))
     named = [document.name for unit in source.units() for document in source.read(unit, Dropped())]
     assert named == sorted(file.name for file in folder.glob(pattern))
 
 
-def test_wildcards_follow_no_links(folder, tmp_path):
+def test_wildcards_follow_links_to_files_but_to_no_folder(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret.txt").write_text("secret")
     (folder / "folder").symlink_to(tmp_path / "elsewhere")
     (folder / "link.txt").symlink_to(tmp_path / "elsewhere" / "secret.txt")
     for pattern in ("**", "**/*.txt", "*.txt"):
-        source = sources.TextFiles(str(folder / pattern))
-        assert {Path(place).name for unit in source.units() for place in unit.places} == set(TEXTS)
-    assert sources.TextFiles(str(folder / "link.txt")).units(), "asked for by name"
-    assert sources.TextFiles(str(folder / "folder" / "*.txt")).units(), "asked for by name"
+        source = TextFiles(str(folder / pattern))
+        assert {Path(place).name for unit in source.units() for place in unit.places} == {*TEXTS, "link.txt"}
+    assert TextFiles(str(folder / "folder" / "*.txt")).units(), "asked for by name"
 
 
 def test_missing_files_and_empty_corpora_are_refused(tmp_path):
     with pytest.raises(UserError, match="no files in"):
-        sources.TextFiles(str(tmp_path / "nothing" / "*.txt")).units()
+        TextFiles(str(tmp_path / "nothing" / "*.txt")).units()
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "empty.txt").touch()
     with pytest.raises(UserError, match=r"corpus is empty.*dropped: 1 empty"):

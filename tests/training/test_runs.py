@@ -17,12 +17,14 @@ from etils import epath
 
 from block_recurrent import train
 from block_recurrent.data.rows import RowStream
-from block_recurrent.errors import MISTAKE, PREEMPTED, UserError, run_command
+from block_recurrent.errors import MISTAKE, PREEMPTED, Preempted, UserError, run_command
 from block_recurrent.inference.run import read_metrics
+from block_recurrent.prepare import prepare
+from block_recurrent.training import loop
 from block_recurrent.training.loop import check_finite
 from block_recurrent.training.processes import Attendance
 from block_recurrent.training.profiling import Profile
-from block_recurrent.training.reporting import append, drop_after
+from block_recurrent.training.reporting import Reporter, append, drop_after
 from block_recurrent.training.step import Trainer
 from tests.training.killed import kill_before_step
 
@@ -318,3 +320,15 @@ def test_parameters_that_are_no_numbers_are_named(tmp_path):
     params = {"head": {"kernel": np.ones(3)}, "norm": {"scale": np.array([1.0, np.nan])}}
     with pytest.raises(UserError, match=r"checkpoint 7 of .* no finite numbers: \['norm'\]\['scale'\]$"):
         check_finite(params, epath.Path(tmp_path), 7)
+
+
+def test_a_run_without_held_out_text_says_so_before_its_first_step(tmp_path, monkeypatch):
+    (tmp_path / "texts" / "train").mkdir(parents=True)
+    (tmp_path / "texts" / "train" / "a.txt").write_text("all that there is to learn from " * 9)
+    store, _ = prepare("text_files", tmp_path / "store", input=str(tmp_path / "texts"))
+    lines = []
+    monkeypatch.setattr(Reporter, "line", lambda self, line: lines.append(line))
+    monkeypatch.setattr(loop, "meet", lambda *_: (_ for _ in ()).throw(Preempted("before the first step")))
+    with pytest.raises(Preempted):
+        train.main(arguments(store, tmp_path / "run"))
+    assert lines[-1] == f"{store.folder} has no validation split: this run is measured on nothing that is held out"

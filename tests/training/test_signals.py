@@ -29,7 +29,6 @@ class Shades:
     labels: tuple[str, ...] = ("dark", "bright")
     name = "shades"
     contiguous = False
-    drops_duplicates = False
 
     def units(self):
         return [Unit((split,), "") for split in SPLITS]

@@ -1,0 +1,215 @@
+"""A person's own texts: splits by their names, a text once, and the forms that files come in."""
+
+import gzip
+import itertools
+import json
+
+import pytest
+
+from block_recurrent.data import files
+from block_recurrent.data.looking import arranged, warnings
+from block_recurrent.data.named_splits import splits_by_name
+from block_recurrent.data.sources import texts_in
+from block_recurrent.data.store import open_store
+from block_recurrent.errors import MISTAKE, UserError, run_command
+from block_recurrent.prepare import main, prepare
+
+AS_DOWNLOADED = {
+    "train.txt": "to learn from, and a good deal of it",
+    "valid.txt": "to choose by",
+    "test.txt": "to be judged by",
+    "README.md": "what this is",
+    "SHA256SUMS": "0123abcd  train.txt",
+    "extra.txt": "what nobody asked for",
+}
+
+
+def written(folder, texts):
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(folder)
+
+
+def documents_of(store) -> dict[str, dict[str, str]]:
+    """The documents of a store by split and name."""
+    found = {}
+    for split in store.manifest["splits"]:
+        tokens, offsets = (store.split(split).tokens, store.split(split).offsets) if store.has(split) else (None, [])
+        texts = [store.vocabulary.decode(tokens[a:b]) for a, b in itertools.pairwise(offsets)]
+        found[split] = dict(zip(store.names(split), texts, strict=True))
+    return found
+
+
+def prepared(tmp_path, texts, **options):
+    place = written(tmp_path / "texts", texts)
+    return prepare("text_files", tmp_path / "store", input=place, **options)[0]
+
+
+def dropped(store) -> dict[str, list[str]]:
+    return {reason: entry["examples"] for reason, entry in store.manifest["dropped"].items()}
+
+
+def test_a_folder_as_it_is_downloaded_goes_into_the_splits_of_its_names(tmp_path, capsys):
+    place = [f"--input={written(tmp_path / 'texts', AS_DOWNLOADED)}", f"--output={tmp_path}/store", "--workers=1"]
+    main(["--task=text_files", *place])
+    store = open_store(tmp_path / "store")
+    assert {split: list(texts) for split, texts in documents_of(store).items()} == {
+        "train": ["train.txt"],
+        "validation": ["valid.txt"],
+        "test": ["test.txt"],
+    }
+    told = capsys.readouterr().out
+    for line in (
+        "train by its name: train.txt",
+        "test by its name: test.txt",
+        "not named as a split, as others are (extra.txt)",
+        "checksums (SHA256SUMS)",
+        "about the texts (README.md)",
+        "warning: test has 15 tokens, less than a segment of 4,096",
+    ):
+        assert line in told
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        ("train/a Dev/b test/c/d", "train validation test"),
+        ("corpus/Train/a corpus/VALID/b", "train validation"),
+        ("ptb.train.txt ptb.char.test.txt wiki.valid.tokens.gz", "train test validation"),
+        ("train-v1.1.json test-00001-of-00005.txt dev_2.txt", "train test validation"),
+        ("train.de-en.de test_2016_flickr.en", "train test"),
+        ("corpus_train.txt corpus-dev.txt", "train validation"),
+        ("the-driving-test.txt a-test-of-time.txt test_plan.md my.txt", "- - - -"),
+        ("test.py train_model.py", "- -"),
+        ("train_and_test.txt latest.txt", "- -"),
+        ("news.txt TEST.TXT", "- test"),
+    ],
+)
+def test_what_a_name_says(names, splits):
+    found = splits_by_name(names.split())
+    assert [found.get(name, "-") for name in names.split()] == splits.split()
+
+
+def test_where_no_name_says_what_to_train_on_the_other_files_are_split(tmp_path):
+    store = prepared(tmp_path, {f"{i}.txt": f"text {i}" for i in range(5)} | {"test.txt": "judge"})
+    found = documents_of(store)
+    assert list(found["test"]) == ["test.txt"] and len(found["validation"]) == 1 and len(found["train"]) == 4
+    with pytest.raises(UserError, match=r"no training texts in .*: call a file train.txt"):
+        prepared(tmp_path / "other", {"test.txt": "judge", "valid.txt": "choose"})
+
+
+def test_ten_planted_leaks_are_left_out_where_the_splits_are_ours(tmp_path):
+    """A copy of every document, its white space changed, wherever the document itself has gone."""
+    texts = {f"{i}.txt": f"The text of {i}:\n  so it is." for i in range(10)}
+    store = prepared(tmp_path, texts | {f"z{name}": text.replace(" ", "\r\n ") for name, text in texts.items()})
+    kept = [name for documents in documents_of(store).values() for name in documents]
+    assert sorted(kept) == sorted(texts) and store.manifest["dropped"]["duplicate"]["count"] == 10
+    assert dropped(store)["duplicate"] == [f"z{name} = {name}" for name in texts]
+
+
+def test_leaks_between_splits_that_names_give_are_counted_and_named(tmp_path):
+    texts = {f"test/{i}.txt": f"The text of {i}." for i in range(10)}
+    leaks = {f"train/{i}.txt": f"The text\n of {i}.  " for i in range(10)}
+    store = prepared(tmp_path, texts | leaks | {"train/own.txt": "another text"})
+    assert store.manifest["identical"]["test in train"]["count"] == 10 and not store.manifest["dropped"]
+    assert {name: len(each) for name, each in documents_of(store).items()} == {"train": 11, "validation": 0, "test": 10}
+    (*_, told) = arranged(store)
+    examples = ", ".join(f"test/{i}.txt = train/{i}.txt" for i in range(10))
+    assert told == f"identical: 10 of test are also in train ({examples})"
+    assert next(warnings(store)) == "there is no validation text, so that nothing can be measured on it"
+
+
+@pytest.mark.parametrize("text", ["line {}\n", "naïve façade {} "])
+def test_the_end_of_one_file_is_cut_where_a_line_or_a_character_begins(tmp_path, text):
+    whole = "".join(text.format(i) for i in range(200))
+    store = prepared(tmp_path, {"book.txt": whole, "SHA256SUMS": "..."})
+    parts = {split: "".join(texts.values()) for split, texts in documents_of(store).items()}
+    assert "".join(parts.values()) == whole
+    assert all(0.045 < len(parts[split]) / len(whole) < 0.075 for split in ("validation", "test"))
+    assert all(part.endswith("\n") == text.endswith("\n") for part in parts.values())
+    assert prepare("text_files", tmp_path / "store", input=f"{tmp_path}/texts/book.txt")[1] is False
+    assert list(arranged(store)) == ["one text: its last tenth is held out, 5 % as validation and 5 % as test"]
+
+
+def test_links_to_files_are_read_and_links_to_folders_are_named(tmp_path):
+    (tmp_path / "texts").mkdir()
+    written(tmp_path / "elsewhere", {"a": "another text"})
+    (tmp_path / "texts" / "link.txt").symlink_to(tmp_path / "elsewhere" / "a")
+    (tmp_path / "texts" / "folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "texts" / "nowhere").symlink_to("nothing")
+    store = prepared(tmp_path, {"b.txt": "a text"})
+    assert sorted(name for each in documents_of(store).values() for name in each) == ["b.txt", "link.txt"]
+    assert dropped(store) == {"symbolic link": ["folder", "nowhere"]}
+
+
+def test_compressed_files_are_read_and_bombs_and_damaged_ones_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    whole = gzip.compress(b"a text " * 100)
+    store = prepared(
+        tmp_path,
+        {
+            "a.txt.gz": whole,
+            "bomb.gz": gzip.compress(b"a" * (4 << 20)),
+            "b.gz": whole[:-9],
+            "c.gz": b"text",
+            "d": "text",
+        },
+    )
+    assert sorted(name for each in documents_of(store).values() for name in each) == ["a.txt.gz", "d"]
+    assert dropped(store) == {"damaged gzip": ["b.gz", "c.gz"], "expands without end": ["bomb.gz"]}
+    assert texts_in(f"{tmp_path}/texts/a*") == {f"{tmp_path}/texts/a.txt.gz": b"a text " * 100}
+    with pytest.raises(UserError, match=r"b.gz cannot be read \(damaged gzip\)"):
+        texts_in(f"{tmp_path}/texts/b.gz")
+
+
+RECORDS = [{"id": i, "body": f"text {i}"} for i in range(8)]
+BROKEN = ["", "no JSON", "[1]", json.dumps({"id": 9}), json.dumps({"body": "half \ud800"}), json.dumps({"body": "\0"})]
+
+
+def test_json_lines_are_documents_and_what_is_none_is_named(tmp_path):
+    lines = "\n".join([*map(json.dumps, RECORDS), *BROKEN])
+    store = prepared(tmp_path, {"a.jsonl.gz": gzip.compress(lines.encode()), "notes.csv": "1,2"}, text="body")
+    found = documents_of(store)
+    assert {split: len(texts) for split, texts in found.items()} == {"train": 6, "validation": 1, "test": 1}
+    assert {name: text for texts in found.values() for name, text in texts.items()} == {
+        f"a.jsonl.gz:{i + 1}": record["body"] for i, record in enumerate(RECORDS)
+    }
+    assert dropped(store) == {
+        "NUL bytes": ["a.jsonl.gz:14"],
+        "no JSON object": ["a.jsonl.gz:10", "a.jsonl.gz:11"],
+        "no text in the field 'body'": ["a.jsonl.gz:12"],
+        "not UTF-8": ["a.jsonl.gz:13"],
+        "not called .jsonl, .ndjson or .json": ["notes.csv"],
+    }
+
+
+@pytest.mark.parametrize(("mark", "typed"), [("<|end|>", "<|end|>"), ("\n\n", r"\n\n")])
+def test_one_file_of_several_documents(tmp_path, mark, typed, monkeypatch):
+    monkeypatch.setattr(files, "PIECE", 3)
+    texts = [f"text\n{i}" for i in range(8)]
+    store = prepared(tmp_path, {"all.txt": f"\n{mark}".join(texts) + mark}, split_on=typed)
+    found = documents_of(store)
+    assert {split: len(each) for split, each in found.items()} == {"train": 6, "validation": 1, "test": 1}
+    assert {name: text for each in found.values() for name, text in each.items()} == {
+        f"all.txt:{i + 1}": text for i, text in enumerate(texts)
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--text=txt"], "train.jsonl, line 1, has no field 'txt': it has id, body"),
+        (["--text="], "--text and --split_on want a value"),
+        (["--text=body", "--split_on=x"], "--split_on does not go with --text"),
+        (["--split_on=<end>"], "holds no two documents with '<end>' between them"),
+        (["--task=enwik8_bytes", "--text=body"], "--text does not go with --task=enwik8_bytes, which takes --input"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, options, told, capsys):
+    written(tmp_path, {"train.jsonl": json.dumps(RECORDS[0])})
+    place = [f"--input={tmp_path}/train.jsonl", f"--output={tmp_path}/store", "--workers=1"]
+    with pytest.raises(SystemExit) as code:
+        run_command(main, ["--task=text_files", *place, *options])
+    error = capsys.readouterr().err
+    assert code.value.code == MISTAKE and told in error and error.count("\n") == 1
