@@ -117,7 +117,7 @@ CASES = [
     Case("srupp_without_attention", srupp(attention=False), run_layer),
     Case("lrn", LRNLayer(12, 10), run_layer),
     Case("lrn_paper", LRNLayer(12, 10, activation="identity", bias=False, norm="layer", backend="pallas"), run_layer),
-    Case("olrn", LRNLayer(12, 10, unit="olrn", activation="identity", norm="rms"), run_layer),
+    Case("olrn", LRNLayer(12, 10, unit="olrn", norm="rms"), run_layer),
     Case("glrn", LRNLayer(12, 10, unit="glrn"), run_layer),
     Case("elrn", LRNLayer(12, 10, unit="elrn"), run_layer),
     Case("atr", ATRLayer(12, 10), run_layer),

@@ -83,7 +83,7 @@ def test_dense_layers_see_all_before_them():
         (lambda: SRUppLayer(4, 4, projection=6, heads=4, context=3), "projection 6 does not divide into 4 heads"),
         (lambda: SRUppLayer(4, 4, projection=4), "context 0: attention sees one token at least"),
         (lambda: LRNLayer(4, 4, unit="xlrn"), "unit 'xlrn' is not one of lrn, olrn, glrn, elrn"),
-        (lambda: ATRLayer(4, 4, activation="relu"), "activation 'relu' is not one of tanh, identity"),
+        (lambda: ATRLayer(4, 4, activation="relu"), "activation 'relu' is not one of None, tanh, identity"),
     ],
 )
 def test_mistakes_are_told(build, told):
