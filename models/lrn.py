@@ -6,8 +6,8 @@ starts from, multiplies its state by a matrix, so it is a plain scan.
 
 The paper drops the biases and writes an activation g that may be the identity; its authors' language models have biases
 and tanh, which are the defaults here. oLRN has neither tanh nor g: eq. 11 has none in the place of eq. 4, and the
-authors' translation code, the only one with an oLRN, follows it. Their "layer norm" is an RMS norm in some programs and a true one in others; both
-are taken over the joint projection of all gates, before the bias, outside the loop.
+authors' translation code, the only one with an oLRN, follows it. Their "layer norm" is an RMS norm in some programs and
+a true one in others; both are taken over the joint projection of all gates, before the bias, outside the loop.
 """
 
 import functools
