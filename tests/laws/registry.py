@@ -97,7 +97,7 @@ CASES = [
         run_feedback_stack,
     ),
     Case("memorizing", memorizing(), run_layer),  # its memory of 7 is full within three blocks
-    Case("memorizing_never_full", memorizing(memory=40, top_k=24), run_layer),
+    Case("memorizing_never_full", memorizing(memory=40, top_k=24, relative_bias=False), run_layer),
     Case("memorizing_less_than_a_window", memorizing(window=6, memory=4, search="approximate"), run_layer),
     Case("memorizing_paper", memorizing(**AS_IN_THE_PAPER, search_tile=4), run_layer),
     Case(
