@@ -177,7 +177,7 @@ def test_srupp_drops_where_the_authors_code_drops(name):
 
 # As the authors' scripts have them: the layers' settings, the optimizer's first rate and clipping, rows, and the tokens
 # or images of an epoch, of which a segment of every row is a step.
-WORDS, CHARACTERS, FRAMES, PIXELS = 929_589, 5_017_482, 175_867, 55_000 * 784
+WORDS, CHARACTERS, FRAMES, PIXELS = 929_589, 5_269_890, 175_867, 55_000 * 784
 R_TRANSFORMERS = ("dim", "heads", "window", "cell", "local_layers", "dropout")
 TCNS = ("kernel_size", "dropout")
 SCRIPTS = {
