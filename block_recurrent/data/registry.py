@@ -102,7 +102,7 @@ TASKS = {
             "ptb_chars_spelt",
             "running_text:PennTreebank",
             "words",
-            "folder with ptb.train|valid|test.txt; their characters, `<eos>` spelt out, as in TCN's and R-Transformer's code",
+            "folder with ptb.train|valid|test.txt, read as by TCN and R-Transformer: characters, `<eos>` spelt out",
             fixed=(("spelt", True),),
             lines="spelt",
         ),
