@@ -52,7 +52,7 @@ def layer_cases(width: int) -> dict[str, nn.Module]:
         "QRNN": qrnn.QRNNLayer(width, width, window=2),
         "SRU": sru.SRULayer(width, width),
         "LRN": lrn.LRNLayer(width, width),
-        "oLRN": lrn.LRNLayer(width, width, unit="olrn", activation="identity"),
+        "oLRN": lrn.LRNLayer(width, width, unit="olrn"),
         "gLRN": lrn.LRNLayer(width, width, unit="glrn"),
         "eLRN": lrn.LRNLayer(width, width, unit="elrn"),
         "ATR": lrn.ATRLayer(width, width),

@@ -13,6 +13,7 @@ import sys
 from block_recurrent.commandline import command_parser, gin_bindings, step
 from block_recurrent.errors import UserError, run_command
 from block_recurrent.measures import LABELS, TEXT, Kind, kind_of
+from block_recurrent.ranges import DROPOUT, POSITIVE, RATE, WHOLE_1
 
 
 def main(arguments: list[str]) -> None:
@@ -31,8 +32,19 @@ def main(arguments: list[str]) -> None:
     past.add_argument("--scored", type=int, default=256, help="how many blocks --history scores (default: 256)")
     dynamic = parser.add_argument_group("dynamic evaluation (Krause et al. 2018)")
     dynamic.add_argument("--dynamic", action="store_true", help="go on learning from what has been scored")
-    dynamic.add_argument("--rate", type=float, default=2e-3, help="of learning (default: 0.002)")
-    dynamic.add_argument("--decay", type=float, default=0.02, help="back to the trained parameters (default: 0.02)")
+    dynamic.add_argument("--rate", type=RATE, help="of learning, for every five tokens (default: 5e-05)")
+    dynamic.add_argument(
+        "--decay", type=DROPOUT, help="back to the trained parameters, for every five tokens (default: 0.002)"
+    )
+    dynamic.add_argument(
+        "--epsilon", type=POSITIVE, help="added to the root mean square of a parameter's gradient (default: 2e-05)"
+    )
+    dynamic.add_argument(
+        "--statistics",
+        type=WHOLE_1,
+        metavar="TOKENS",
+        help="training tokens that the root mean squares are of, at most (default: 10,000,000)",
+    )
     parser.add_argument("--trust", action="append", default=[], help="a package that the run's config may import")
     options, bindings = gin_bindings(parser, arguments)
     for name in ("rows", "reset_every", "history", "scored"):
@@ -41,6 +53,10 @@ def main(arguments: list[str]) -> None:
             raise UserError(f"--{name}={value}: give 1 or more")
     if options.dynamic and (options.reset_every or options.rows):
         raise UserError("--dynamic reads one row and never forgets: leave --rows and --reset_every away")
+    given = {name: getattr(options, name) for name in ("rate", "decay", "epsilon", "statistics")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and not options.dynamic:
+        raise UserError(f"--{next(iter(given))} is of dynamic evaluation: give --dynamic too, or leave it away")
     if options.history and options.text:
         raise UserError("--history is measured on a split: leave --text away")
 
@@ -55,14 +71,23 @@ def main(arguments: list[str]) -> None:
     if options.history:
         run.need_text()
     texts = sources.texts_in(options.text) if options.text else None
-    learning = Learning(options.rate, options.decay) if options.dynamic else None
+    learning = Learning(**given) if options.dynamic else None
     what = options.text or options.split
+    changes = [*bindings, *([f"reset_every={options.reset_every}"] if options.reset_every else [])]
+    if learning:
+        run.need_text()
+        read, there = learning.reach(run.split("train"))
+        tokens = f"all {there:,}" if read == there else f"{read:,} of {there:,}"
+        print(f"gradient statistics from {tokens} training tokens", file=sys.stderr)
+        changes += [f"dynamic={learning.rate:g},{learning.decay:g},{learning.epsilon:g}"]
+        changes += [] if read == there else [f"statistics={read}"]
     with Progress(console=Console(stderr=True), transient=True) as bar:
 
         def progress_of(text):
             task = bar.add_task(text, total=None)
             return lambda done, total: bar.update(task, completed=done, total=total)
 
+        statistics = {"statistics_progress": progress_of("gradient statistics")} if learning else {}
         found = run.evaluate(
             options.split,
             options.store,
@@ -71,14 +96,13 @@ def main(arguments: list[str]) -> None:
             options.reset_every,
             learning,
             progress_of(f"evaluating {what}"),
+            **statistics,
         )
         curve = None
         if options.history:
             how = {"longest": options.history, "scored": options.scored, "progress": progress_of("history")}
             curve = run.history(options.split, options.store, **how)
 
-    changes = [*bindings, *([f"reset_every={options.reset_every}"] if options.reset_every else [])]
-    changes += [f"dynamic={options.rate:g},{options.decay:g}"] if options.dynamic else []
     about = {"step": run.step, "of": what, **({"changed": changes} if changes else {})}
     about |= found.to_json() | ({"history": curve.to_json()} if curve else {})
     folder = run.workdir / "evaluation"

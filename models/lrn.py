@@ -5,11 +5,13 @@ gate, gLRN ties the input gate to the forget gate, eLRN has no gate of its own a
 starts from, multiplies its state by a matrix, so it is a plain scan.
 
 The paper drops the biases and writes an activation g that may be the identity; its authors' language models have biases
-and tanh, which are the defaults here. Their "layer norm" is an RMS norm in some programs and a true one in others; both
-are taken over the joint projection of all gates, before the bias, outside the loop.
+and tanh, which are the defaults here. oLRN has neither tanh nor g: eq. 11 has none in the place of eq. 4, and the
+authors' translation code, the only one with an oLRN, follows it. Their "layer norm" is an RMS norm in some programs and
+a true one in others; both are taken over the joint projection of all gates, before the bias, outside the loop.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -60,18 +62,26 @@ def elrn(activation, h, inputs):
 UNITS = {"lrn": (lrn, 3), "olrn": (olrn, 4), "glrn": (glrn, 2), "elrn": (elrn, 1)}
 
 
+def activation_of(unit: str, name: str | None = None) -> Callable[[jax.Array], jax.Array]:
+    """The activation of that name, or a unit's own: tanh, and none in oLRN."""
+    return ACTIVATIONS[name or ("identity" if unit == "olrn" else "tanh")]
+
+
 def one_of(name: str, value: str | None, known) -> None:
     if value not in known:
         raise UserError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
 
 
 class LRNLayer(nn.Module):
-    """An LRN, or one of its variants, from `dim` inputs to `width` channels; y, state = layer(x, state, start)."""
+    """An LRN, or one of its variants, from `dim` inputs to `width` channels; y, state = layer(x, state, start).
+
+    `activation` is "tanh", "identity" or None, the unit's own.
+    """
 
     dim: int
     width: int
     unit: str = "lrn"
-    activation: str = "tanh"
+    activation: str | None = None
     bias: bool = True
     norm: str | None = None
     weight_dropout: float = 0.0
@@ -83,7 +93,7 @@ class LRNLayer(nn.Module):
 
     def __post_init__(self):
         one_of("unit", self.unit, UNITS)
-        one_of("activation", self.activation, ACTIVATIONS)
+        one_of("activation", self.activation, (None, *ACTIVATIONS))
         one_of("norm", self.norm, NORMS)
         super().__post_init__()
 
@@ -107,7 +117,7 @@ class LRNLayer(nn.Module):
             u = normed.reshape(u.shape)
         if self.bias:
             u = u + channel_vector(self, "bias", shape, nn.initializers.zeros).astype(u.dtype)
-        cell = functools.partial(unit, ACTIVATIONS[self.activation])
+        cell = functools.partial(unit, activation_of(self.unit, self.activation))
         inputs = tuple(u[:, :, gate] for gate in range(gates))
         carry, h = recur(cell, state["carry"], inputs, start, backend=self.backend)
         if inspection.looked_at(self):
@@ -128,7 +138,7 @@ class ATRLayer(nn.Module):
 
     dim: int
     width: int
-    activation: str = "tanh"
+    activation: str | None = None
     bias: bool = True
     weight_dropout: float = 0.0
     dropout: float = 0.0
@@ -137,7 +147,7 @@ class ATRLayer(nn.Module):
     block = 1
 
     def __post_init__(self):
-        one_of("activation", self.activation, ACTIVATIONS)
+        one_of("activation", self.activation, (None, *ACTIVATIONS))
         super().__post_init__()
 
     def initial_state(self, batch: int) -> dict[str, jax.Array]:
@@ -155,7 +165,7 @@ class ATRLayer(nn.Module):
             p = p + channel_vector(self, "bias", (self.width,), nn.initializers.zeros).astype(self.dtype)
             inner_bias = channel_vector(self, "carry_bias", (self.width,), nn.initializers.zeros)
         inner_bias = jnp.broadcast_to(inner_bias, (self.width,))
-        carry, h = atr_states(self.activation, inner, inner_bias, p, start, state["carry"])
+        carry, h = atr_states(self.activation or "tanh", inner, inner_bias, p, start, state["carry"])
         return row_dropout(self, h, self.dropout), {"carry": carry}
 
 

@@ -3,7 +3,8 @@
 A sliding-window layer that besides its window attends to the `top_k` best of up to `memory` older keys and values of
 the same document (3.1), each head to its own. Nothing is learnt through the memory: what is in it is a constant,
 queries alone have gradients. It has no positions, its keys have length one as all have here (3.2), its queries and
-their scale are those of the window, and one learned number a head weighs it against the window.
+their scale are those of the window, and one learned number a head weighs it against the window. In the window the paper
+has T5's relative bias; the authors' released config (meliad) leaves it out of this layer, here `relative_bias` False.
 
 The paper adds a whole segment to the memory after a training step, so that what a token finds there depends on how its
 text was cut. Here a token enters when it leaves the window: a token sees the `window` tokens before it in the window
@@ -35,7 +36,7 @@ from block_recurrent.layers.parameters import (
     project_unit,
     scale,
 )
-from block_recurrent.layers.relative_bias import MASKED
+from block_recurrent.layers.relative_bias import BUCKETS, MASKED
 
 SEARCHES = ("exact", "approximate")
 
@@ -62,6 +63,7 @@ class MemorizingLayer(nn.Module):
     search: str = "exact"
     recall_target: float = 0.95
     search_tile: int = 64
+    relative_bias: bool = True
     sees_itself: bool = False
     mask_empty: bool = False
     query_tile: int | None = None
@@ -102,6 +104,8 @@ class MemorizingLayer(nn.Module):
         queries, keys = (project_unit(self, name, u, *shape) for name in ("queries", "keys"))
         values = project(self, "values", u, *shape)
         attention_scale = scale(self, "attention_scale", self.heads)
+        no_bias = jnp.zeros((self.heads, BUCKETS))
+        by_distance = bias_table(self, "relative_bias", self.heads) if self.relative_bias else no_bias
         in_window, next_keys, next_values = sliding_window_attention(
             queries,
             keys,
@@ -110,7 +114,7 @@ class MemorizingLayer(nn.Module):
             state["values"],
             start,
             attention_scale,
-            bias_table(self, "relative_bias", self.heads),
+            by_distance,
             query_tile_of(self.window, self.query_tile),
             attention_mask(self, self.dropout, self.heads, self.window, n),
             self.sees_itself,

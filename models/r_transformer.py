@@ -21,7 +21,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers.axes import devices_along
 from block_recurrent.layers.convolution import next_tail, taps
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates, uniform
-from models.lrn import UNITS
+from models.lrn import UNITS, activation_of
 from models.rnn import CELLS, Biases, Cell, Gates, cell_weights, product
 from models.sru import sru_cell
 from models.transformer import TransformerLayer
@@ -122,8 +122,7 @@ class Elementwise:
 ELEMENTWISE = {
     "qrnn": Elementwise(qrnn_unit, 3),
     "sru": Elementwise(functools.partial(sru_cell, lambda c: c), 3),
-    **{name: Elementwise(functools.partial(unit, jnp.tanh), gates) for name, (unit, gates) in UNITS.items()},
-    "olrn": Elementwise(functools.partial(UNITS["olrn"][0], lambda c: c), UNITS["olrn"][1]),  # it has no tanh
+    **{name: Elementwise(functools.partial(unit, activation_of(name)), gates) for name, (unit, gates) in UNITS.items()},
 }
 
 

@@ -4,6 +4,9 @@ In SRU all products are made before the loop; in SRU++ attention over the last `
 input projection. Where the authors' code (sru 3.0.0) and the papers differ, the code is followed: gates read the old
 carry, the highway takes a matrix of its own where widths differ, and attention ends in a layer norm.
 
+Its dropout is followed too: single numbers before the last projection, a mask for all tokens of a row in the cell, none
+in the cell of the last layer (`cell_dropout`). The mask of the attention map alone is shared, by all rows.
+
 One thing of the code is an option, `raw_memory`: with `norm` "pre" it normalises the tokens of a segment and takes
 those of the segment before as they are, so that cutting a text elsewhere changes the result.
 """
@@ -15,12 +18,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.nn.initializers import xavier_uniform
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import inspection
 from block_recurrent.layers.attention import query_tile_of, sliding_window_attention, tail_of_document
 from block_recurrent.layers.axes import partitioned
-from block_recurrent.layers.dropout import in_training, row_dropout
+from block_recurrent.layers.dropout import dropout, in_training, row_dropout
 from block_recurrent.layers.norms import layer_norm
 from block_recurrent.layers.parameters import (
     attention_mask,
@@ -31,6 +35,7 @@ from block_recurrent.layers.parameters import (
     project_gates,
     scale,
     uniform,
+    xavier_gates,
 )
 from block_recurrent.layers.recurrence import recur
 
@@ -83,6 +88,11 @@ class SRUBase(nn.Module):
         super().__post_init__()
 
     @property
+    def rate_in_cell(self) -> float:
+        """The dropout of what the cell adds to the highway."""
+        return self.dropout
+
+    @property
     def gates(self) -> int:
         """Candidate, forget gate, reset gate, and the highway where it has a matrix of its own."""
         own = self.highway == "projected" or (self.highway == "input" and self.dim != self.width)
@@ -123,7 +133,7 @@ class SRUBase(nn.Module):
             forget = sigmoid(inputs[1] + vectors[2] + vectors[0] * before)
             inspection.show(self, carry=carries, forget_gate=forget, input_gate=1.0 - forget)
         carry, opened = recur(cell, carry, inputs, start, shared=vectors, backend=self.backend)
-        opened = row_dropout(self, opened, self.dropout)
+        opened = row_dropout(self, opened, self.rate_in_cell)
         return opened if passed is None else passed + opened, carry
 
 
@@ -144,7 +154,8 @@ class SRULayer(SRUBase):
         """[b n gates d]; biases of the gates are the cell's."""
         u = self.norm_at("pre", self.dim)(x)
         if self.projection:
-            u = u @ kernel(self, "projection", (self.dim, self.projection), "embed", None).astype(u.dtype)
+            shape = (self.dim, self.projection)
+            u = u @ kernel(self, "projection", shape, "embed", None, init=xavier_uniform()).astype(u.dtype)
         u = project_gates(u, gate_kernel(self, "kernel", (u.shape[-1], self.gates, self.width)))
         if self.biased:
             names = ["candidate_bias", None, None, "highway_offset"][: self.gates]
@@ -199,9 +210,10 @@ class SRUppLayer(SRUBase):
 
     Queries, keys and values live in `projection` dimensions; `alpha`, which starts at zero, lets attention in. Without
     `attention` the projection and its norm remain. The context may be longer at evaluation than in training: no
-    parameter depends on it. The state holds the inputs of the last `context` tokens, from which training makes keys and
-    values anew by its changed weights, and those keys and values, for everything else. In training an encoder's output
-    put in place of those inputs makes the layer a decoder's; elsewhere its keys and values must be put there too.
+    parameter depends on it. `cell_dropout` is the cell's rate where it differs from `dropout`. The state holds the
+    inputs of the last `context` tokens, from which training makes keys and values anew by its changed weights, and
+    those keys and values, for everything else. In training an encoder's output put in place of those inputs makes the
+    layer a decoder's; elsewhere its keys and values must be put there too.
     """
 
     projection: int = 0
@@ -210,6 +222,7 @@ class SRUppLayer(SRUBase):
     attention: bool = True
     attention_norm: bool = True
     attention_dropout: float = 0.0
+    cell_dropout: float | None = None
     raw_memory: bool = False
     query_tile: int | None = None
 
@@ -219,6 +232,10 @@ class SRUppLayer(SRUBase):
         if self.attention and self.context < 1:
             raise UserError(f"context {self.context}: attention sees one token at least")
         super().__post_init__()
+
+    @property
+    def rate_in_cell(self) -> float:
+        return self.dropout if self.cell_dropout is None else self.cell_dropout
 
     def initial_state(self, batch: int) -> dict[str, jax.Array]:
         state = {"carry": jnp.zeros((batch, self.width), jnp.float32)}
@@ -232,7 +249,8 @@ class SRUppLayer(SRUBase):
     def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
         x = x.astype(self.dtype)
         norm = self.norm_at("pre", self.dim)
-        down = kernel(self, "projection_kernel", (self.dim, self.projection), "embed", None).astype(self.dtype)
+        shape = (self.dim, self.projection)
+        down = kernel(self, "projection_kernel", shape, "embed", None, init=xavier_uniform()).astype(self.dtype)
         queries = norm(x) @ down  # [b n p]
         mixed, next_state = queries, {}
         if self.attention:
@@ -242,8 +260,10 @@ class SRUppLayer(SRUBase):
         if self.attention_norm:
             p = self.projection
             mixed = layer_norm(mixed, scale(self, "attention_norm_scale", p), offset(self, "attention_norm_offset", p))
-        mixed = row_dropout(self, mixed, self.dropout)
-        u = project_gates(mixed, gate_kernel(self, "kernel", (self.projection, self.gates, self.width)))
+        mixed = dropout(self, mixed, self.dropout)
+        shape = (self.projection, self.gates, self.width)
+        weights = gate_kernel(self, "kernel", shape, xavier_gates(1.0 - self.dropout))  # sqrt(1 - p), in the code alone
+        u = project_gates(mixed, weights)
         y, carry = self.through_cell(u, self.passed(u, x), self.cell_vectors(), state["carry"], start)
         return self.norm_at("post", self.width)(y), {"carry": carry, **next_state}
 

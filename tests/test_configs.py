@@ -166,9 +166,18 @@ def test_the_papers_text_reaches_the_layers(tmp_path):
     assert layers[1].z_bias and layers[1].z_tanh == "lstm"
 
 
+@pytest.mark.parametrize("name", ["enwik8/srupp_base", "enwik8/srupp_base_k5", "wikitext103/srupp_base"])
+def test_srupp_drops_where_the_authors_code_drops(name):
+    """Single numbers of embedding and output, and nothing in the cell of the last layer."""
+    model = build(f"configs/{name}.gin", "DROPOUT=0.25")["model"]
+    layers, depths = model.stack.layers, model.stack.depths
+    rates = [layer.rate_in_cell for layer, depth in zip(layers, depths, strict=True) for _ in range(depth)]
+    assert rates == [0.25] * 9 + [0.0] and model.single_dropout
+
+
 # As the authors' scripts have them: the layers' settings, the optimizer's first rate and clipping, rows, and the tokens
 # or images of an epoch, of which a segment of every row is a step.
-WORDS, CHARACTERS, FRAMES, PIXELS = 929_589, 5_017_482, 175_867, 55_000 * 784
+WORDS, CHARACTERS, FRAMES, PIXELS = 929_589, 5_269_890, 175_867, 55_000 * 784
 R_TRANSFORMERS = ("dim", "heads", "window", "cell", "local_layers", "dropout")
 TCNS = ("kernel_size", "dropout")
 SCRIPTS = {

@@ -74,12 +74,13 @@ class Encoder:
             ids, ends = [piece.id for piece in pieces], [piece.end + dropped for piece in pieces]
             ends[-1:] = [len(stretch)]  # also what the model drops
         else:
-            words = list(WORD_OR_NEWLINE.finditer(stretch))
-            newline = vocabulary.separator
-            ids = [newline if word[0] == b"\n" else vocabulary.ids[word[0]] for word in words]
-            ends = [word.end() for word in words]
+            ids, ends = [], []
             if vocabulary.line_ends == "sentences" and not self.begun:
-                ids, ends = [newline, *ids], [0, *ends]
+                ids, ends = list(vocabulary.newline), [0]
+            for word in WORD_OR_NEWLINE.finditer(stretch):
+                found = vocabulary.newline if word[0] == b"\n" else [vocabulary.ids[word[0]]]
+                ids += found
+                ends += [word.end()] * len(found)
         if not ids:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)
         return np.array(ids, np.int32), np.diff([0, *ends])

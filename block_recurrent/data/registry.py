@@ -104,6 +104,14 @@ TASKS = {
             "folder with ptb.char.train|valid|test.txt",
             fixed=(("characters", True),),
         ),
+        Task(
+            "ptb_chars_spelt",
+            "running_text:PennTreebank",
+            "words",
+            "folder with ptb.train|valid|test.txt, read as by TCN and R-Transformer: characters, `<eos>` spelt out",
+            fixed=(("spelt", True),),
+            lines="spelt",
+        ),
         *(
             Task(name, "music:Music", "notes", MUSIC, fixed=(("collection", collection),))
             for name, collection in MUSIC_COLLECTIONS.items()

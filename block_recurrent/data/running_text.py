@@ -61,6 +61,12 @@ def bare(lines: Iterable[bytes]) -> Iterator[bytes]:
             yield text + b"\n"
 
 
+def spaced(line: bytes) -> bytes:
+    """A line's characters with blanks between, `_` for a blank of its own."""
+    text, newline, _ = line.decode().replace(" ", "_").partition("\n")
+    return (" ".join(text) + newline).encode()
+
+
 def joined(place: str, lines: Iterable[bytes]) -> bytes:
     text = b"".join(lines)
     if not text or text.isspace():
@@ -139,6 +145,10 @@ PENN_WORDS = {
     "tokens": {"train": 929_589, "validation": 73_760, "test": 82_430},
     "vocabulary": {"train": 10_000},  # with the end of line
 }
+PENN_SPELT = {  # 49 is in the R-Transformer's code; the others are counted from the files of the published checksums
+    "tokens": {"train": 5_269_890, "validation": 413_262, "test": 464_989},
+    "vocabulary": {"train": 49},
+}
 PENN_CHARACTERS = {
     "tokens": {"train": 5_017_482, "validation": 393_042, "test": 442_423},
     "vocabulary": {"train": 50},  # with the end of line
@@ -147,18 +157,31 @@ PENN_CHARACTERS = {
 
 @dataclass(frozen=True)
 class PennTreebank(OneTextPerSplit):
-    """Mikolov's ptb.{train,valid,test}.txt; as characters, ptb.char.*.txt: symbols with blanks between, `_` a space."""
+    """Mikolov's ptb.{train,valid,test}.txt; as characters, ptb.char.*.txt: symbols with blanks between, `_` a space.
+
+    `spelt` makes such characters of the former, all blanks among them, as the code of TCN and of the R-Transformer
+    does: there the end of a line is the five characters of `<eos>`, which the vocabulary writes where a newline is.
+    """
 
     input: str
     characters: bool = False
+    spelt: bool = False
 
     @property
     def name(self) -> str:
-        return "penn_treebank_characters" if self.characters else "penn_treebank"
+        kind = "_spelt" if self.spelt else "_characters" if self.characters else ""
+        return f"penn_treebank{kind}"
 
     @property
     def published(self) -> dict[str, dict[str, int]]:
-        return PENN_CHARACTERS if self.characters else PENN_WORDS
+        return PENN_SPELT if self.spelt else PENN_CHARACTERS if self.characters else PENN_WORDS
+
+    def read(self, unit: Unit, dropped: Dropped) -> Iterator[Document]:
+        if not self.spelt:
+            yield from super().read(unit, dropped)
+            return
+        (place,) = unit.places
+        yield Document(f"{self.name}/{unit.split}", joined(place, map(spaced, lines_of(place))), split=unit.split)
 
     def units(self) -> list[Unit]:
         kind = "ptb.char" if self.characters else "ptb"

@@ -172,7 +172,7 @@ class SentencePieceVocabulary(Text):
 
 
 UNKNOWN = (b"<unk>", b"<UNK>")
-LINE_ENDS = {"eos": b"<eos>", "sentences": b"<S>"}
+LINE_ENDS = {"eos": b"<eos>", "sentences": b"<S>", "spelt": b"< e o s >"}
 WHITE = re.compile(rb"[ \n]")
 BLOCK = 1 << 20  # bytes of text whose words are in memory at a time
 
@@ -196,7 +196,8 @@ class WordVocabulary(Text):
     A line's end is a word too, and which one says how lines are read: "eos", one `<eos>` after each (Penn Treebank,
     WikiText), or "sentences", `<S>` before the first and after each (Billion Word). Transformer-XL and SRU++ put it on
     both sides of each sentence but never ask for the second of two: inputs and targets are the same. A last line
-    without a newline is not ended, so that a prompt can be gone on from.
+    without a newline is not ended, so that a prompt can be gone on from. Of single characters, `_` a blank, it may be
+    five words, "spelt".
     """
 
     kind = "words"
@@ -207,6 +208,8 @@ class WordVocabulary(Text):
         self.size = len(self.words)
         self.ids = WordIds(zip(self.words, range(self.size), strict=True))
         self.line_ends = next((style for style, word in LINE_ENDS.items() if word in self.ids), None)
+        if self.line_ends is None and is_spelt(self.words):
+            self.line_ends = "spelt"
         if self.line_ends is None:
             raise UserError(f"{place} has neither <eos> nor <S> to end a line with")
         for number, word in enumerate(self.words, 1):
@@ -214,7 +217,8 @@ class WordVocabulary(Text):
                 raise UserError(f"{place}: line {number} is not one word: {word.decode(errors='replace')!r}")
             if self.ids[word] != number - 1:
                 raise UserError(f"{place} has {word.decode(errors='replace')!r} twice")
-        self.separator = self.ids[LINE_ENDS[self.line_ends]]
+        self.newline = [self.ids[word] for word in LINE_ENDS[self.line_ends].split()]
+        self.separator = self.newline[0] if len(self.newline) == 1 else None
         self.ids.unknown = next((self.ids[word] for word in UNKNOWN if word in self.ids), None)
 
     @property
@@ -251,6 +255,12 @@ class WordVocabulary(Text):
 
     def save(self, folder: str | Path) -> None:
         files.write_bytes(files.join(str(folder), self.file_name), self.content())
+
+
+def is_spelt(words: Sequence[bytes]) -> bool:
+    """Whether words are single characters that can spell the end of a line, and `_` for a blank."""
+    single = all(len(word.decode(errors="replace")) == 1 for word in words)
+    return single and {b"_", *LINE_ENDS["spelt"].split()} <= set(words)
 
 
 def word_blocks(text: bytes, line_ends: str) -> Iterator[list[bytes]]:

@@ -260,10 +260,12 @@ class Run:
         reset_every: int | None = None,
         learning: Learning | None = None,
         progress: Callable = lambda done, total: None,
+        statistics_progress: Callable = lambda done, total: None,
     ) -> Measured | MeasuredLabels:
         """Measures a split, or `texts` by their names, document by document; of a classifier, the labels it tells.
 
-        With `reset_every` the model forgets everything after so many blocks; with `learning` it goes on learning.
+        With `reset_every` the model forgets everything after so many blocks; with `learning` it goes on learning,
+        once it has read the training split for its gradients.
         """
         if self.tells_labels and (texts is not None or reset_every or learning):
             raise UserError(
@@ -278,7 +280,7 @@ class Run:
             data, names = opened.split(split), opened.document_names(split)
         if learning:
             segment = max(self.model.block, 5)  # the authors' five words, or a block
-            evaluator = DynamicEvaluator(self.model, segment, self.split("train"), learning)
+            evaluator = DynamicEvaluator(self.model, segment, self.split("train"), learning, statistics_progress)
         else:
             # Few documents in few rows, in longer segments: as many tokens at once, and by the law of chunks the same.
             documents = sum(len(part.lengths) for part, _ in data.parts)

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers.axes import partitioned
-from block_recurrent.layers.dropout import tied_dropout
+from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.heads import Head, cross_entropy, look_up, scores
 from block_recurrent.layers.parameters import kernel, offset
 
@@ -19,7 +19,7 @@ class Adaptive(Head):
     """A head of clusters that begin at 0 and at the cutoffs, the vectors of each `div_value` times narrower.
 
     Both ends share the tables, and with `tie_projections` also the projections between a cluster's width and the
-    model's. `dropout` drops features of the clusters' own vectors, at both ends.
+    model's. `dropout` drops numbers of the clusters' own vectors, at both ends.
     """
 
     cutoffs: tuple[int, ...]
@@ -52,7 +52,7 @@ class Adaptive(Head):
         for first, (table, projection) in zip((0, *self.cutoffs), tables, strict=True):
             inside = (tokens >= first) & (tokens < first + len(table))
             vectors = look_up(table, jnp.where(inside, tokens - first, 0)).astype(dtype)  # [b n e_i]
-            vectors = tied_dropout(self, vectors, self.dropout) @ projection.astype(dtype)
+            vectors = dropout(self, vectors, self.dropout) @ projection.astype(dtype)
             x += jnp.where(inside[..., None], vectors, 0.0)
         return x
 
@@ -62,7 +62,7 @@ class Adaptive(Head):
         latents, weights = [], []
         for i, (table, projection) in enumerate(tables):
             outward = self.outward(i, projection, features.shape[-1]).astype(features.dtype)
-            latents.append(tied_dropout(self, features @ outward, self.dropout))
+            latents.append(dropout(self, features @ outward, self.dropout))
             weights.append((table, offset(self, f"bias_{i}", len(table), "vocab")))
         entries = kernel(self, "clusters", (latents[0].shape[-1], len(self.cutoffs)), "embed", None)
         return tuple(latents), (*weights, (entries.T, offset(self, "clusters_bias", len(self.cutoffs))))
@@ -70,7 +70,8 @@ class Adaptive(Head):
     def outward(self, i: int, projection: jax.Array, width: int) -> jax.Array:
         """The projection of features to cluster i, [d e_i]."""
         if not self.tie_projections:
-            return kernel(self, f"projection_{i}", (width, len(projection)), "embed", None)
+            shape = (width, len(projection))
+            return kernel(self, f"projection_{i}", shape, "embed", None, init=nn.initializers.xavier_uniform())
         if projection.shape[1] != width:
             raise UserError(
                 f"Adaptive: features are {width} wide, embeddings {projection.shape[1]}: "

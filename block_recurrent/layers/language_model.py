@@ -6,7 +6,7 @@ from flax import linen as nn
 from jax.nn.initializers import Initializer
 
 from block_recurrent.layers.axes import constrain, devices_along
-from block_recurrent.layers.dropout import tied_dropout
+from block_recurrent.layers.dropout import dropout, tied_dropout
 from block_recurrent.layers.heads import Tied
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import scale
@@ -22,6 +22,7 @@ class LanguageModel(nn.Module):
     `losses` gives the same model's cross-entropies, `loss_chunk` tokens of each row at a time: by default as many as
     make 256 MiB of scores on a device. `dim` is the width that the stack is given; vectors of tokens may have another,
     `embedding_dim`. With a head of signal_heads.py it is a model of music, or one that tells the label of a sequence.
+    Rows share the masks of dropout unless, with `single_dropout`, every number is dropped by itself, as by PyTorch.
     """
 
     vocabulary_size: int
@@ -35,6 +36,7 @@ class LanguageModel(nn.Module):
     embedding_init: Initializer = nn.initializers.normal(1.0)
     embedding_dropout: float = 0.0
     final_norm: bool = True
+    single_dropout: bool = False
 
     def __post_init__(self):
         check_sizes(self)
@@ -59,11 +61,12 @@ class LanguageModel(nn.Module):
     def features(self, tokens: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         """What the logits are made of: [b n d]."""
         x = self.head.embed(self.tables, tokens, self.dtype)
-        x = tied_dropout(self, x, self.embedding_dropout)
+        drop = dropout if self.single_dropout else tied_dropout
+        x = drop(self, x, self.embedding_dropout)
         x, state = self.stack(constrain(x, "batch", "length", "embed"), state, start)
         if self.final_norm:
             x = rms_norm(x, scale(self, "final_norm", x.shape[-1]))
-        return tied_dropout(self, x, self.dropout), state
+        return drop(self, x, self.dropout), state
 
     def logits(self, features: jax.Array) -> jax.Array:
         """Scores over the vocabulary [b n v], float32."""

@@ -12,8 +12,12 @@ from block_recurrent.layers.dropout import dropout_key, keep_mask
 from block_recurrent.layers.norms import l2_normalise
 from block_recurrent.layers.relative_bias import BUCKETS
 
-xavier_init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2))
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+
+
+def xavier_gates(share: float = 1.0) -> Initializer:
+    """Xavier's init of weights [in gates channels], with that share of its variance."""
+    return nn.initializers.variance_scaling(share, "fan_avg", "uniform", in_axis=0, out_axis=(1, 2))
 
 
 def uniform(limit: float) -> Initializer:
@@ -26,9 +30,11 @@ def normal(deviation: float) -> Initializer:
     return nn.initializers.normal(deviation)
 
 
-def kernel(module: nn.Module, name: str, shape: tuple[int, int], *axes: str | None) -> jax.Array:
+def kernel(
+    module: nn.Module, name: str, shape: tuple[int, int], *axes: str | None, init: Initializer = kernel_init
+) -> jax.Array:
     """A float32 weight matrix [in out]."""
-    return module.param(name, partitioned(kernel_init, *axes), shape, jnp.float32)
+    return module.param(name, partitioned(init, *axes), shape, jnp.float32)
 
 
 def linear_map(module: nn.Module, name: str, inputs: int, width: int, *axes: str | None) -> tuple[jax.Array, jax.Array]:
@@ -38,9 +44,9 @@ def linear_map(module: nn.Module, name: str, inputs: int, width: int, *axes: str
     return weights, module.param(f"{name}_bias", partitioned(init, axes[1]), (width,), jnp.float32)
 
 
-def gate_kernel(module: nn.Module, name: str, shape: tuple[int, int, int], init: Callable = xavier_init) -> jax.Array:
-    """Float32 weights [in gates channels] of the gates of an elementwise recurrence."""
-    return module.param(name, partitioned(init, "embed", None, "channels"), shape, jnp.float32)
+def gate_kernel(module: nn.Module, name: str, shape: tuple[int, int, int], init: Callable | None = None) -> jax.Array:
+    """Float32 weights [in gates channels] of the gates of an elementwise recurrence, by default of Xavier's init."""
+    return module.param(name, partitioned(init or xavier_gates(), "embed", None, "channels"), shape, jnp.float32)
 
 
 def project_gates(x: jax.Array, weights: jax.Array) -> jax.Array:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from block_recurrent.data.documents import SPLITS, Dropped
+from block_recurrent.data.encoding import Encoder
 from block_recurrent.data.running_text import BillionWord, Enwik8, PennTreebank, WikiText2, WikiText103, range_of
+from block_recurrent.data.train_vocabulary import count_words, word_vocabulary
 from block_recurrent.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -113,15 +115,32 @@ def test_words_and_characters_are_two_corpora_of_one_folder(tmp_path):
     assert characters["penn_treebank_characters/test"] == b"a n _ < u n k > _ N\n"
 
 
-@pytest.mark.parametrize("characters", [False, True])
-def test_penn_treebank_has_its_published_counts(characters):
+def test_characters_can_be_those_of_the_words_with_the_ends_of_lines_spelt_out(tmp_path):
+    """As TCN's and the R-Transformer's code reads them: the file's text, `<eos>` in the place of each newline."""
+    text = " an <unk> N \n so it goes \n"
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text(text)
+    source = PennTreebank(str(tmp_path), spelt=True)
+    read = texts_of(source)["penn_treebank_spelt/train"]
+    words = word_vocabulary(count_words([read], "spelt"))
+    symbols = [words.words[token].decode().replace("_", " ") for token in words.encode(read)]
+    assert "".join(symbols) == text.replace("\n", "<eos>")
+    assert words.line_ends == "spelt" and words.separator is None
+    assert words.encode(b"a _\ng").tolist() == words.encode(b"a _ < e o s > g").tolist()
+    in_pieces, sizes = Encoder(words).feed(read, last=True)
+    assert in_pieces.tolist() == words.encode(read).tolist() and sizes.sum() == len(read)
+
+
+@pytest.mark.parametrize(("how", "line_end"), [({}, 1), ({"characters": True}, 1), ({"spelt": True}, len("<eos>"))])
+def test_penn_treebank_has_its_published_counts(how, line_end):
     if not (DATA / "ptb").is_dir():
         pytest.skip("no Penn Treebank: set BR_DATA to the folder that has it")
-    source = PennTreebank(str(DATA / "ptb"), characters)
+    source = PennTreebank(str(DATA / "ptb"), **how)
     documents = {document.split: document.text for document in documents_of(source)}
-    assert {split: tokens_of(text) for split, text in documents.items()} == next(iter(source.published.values()))
-    end_of_line = 1
-    assert len(set(documents["train"].split())) + end_of_line == source.published["vocabulary"]["train"]
+    counts = {split: len(text.split()) + line_end * text.count(b"\n") for split, text in documents.items()}
+    assert counts == source.published["tokens"]
+    marks = 1 if line_end == 1 else 0
+    assert len(set(documents["train"].split())) + marks == source.published["vocabulary"]["train"]
 
 
 # Billion Word

@@ -226,7 +226,7 @@ def test_unknown_words():
         word_vocabulary(counts).encode("a naïve b".encode())
 
 
-@pytest.mark.parametrize("style", ["eos", "sentences"])
+@pytest.mark.parametrize("style", ["eos", "sentences", "spelt"])
 def test_words_in_blocks_are_those_of_the_whole(style, monkeypatch):
     text = b"".join(corpus())
     whole = list(chain.from_iterable(vocabularies.word_blocks(text, style)))

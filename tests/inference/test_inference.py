@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,15 @@ def test_evaluate_own_text(workdir, tmp_path):
     (tmp_path / "mine.txt").write_text("alpha beta gamma")
     evaluate.main([str(workdir), f"--text={tmp_path / 'mine.txt'}"])
     assert json.loads((workdir / "evaluation" / "text-4.json").read_text())["tokens"] == len("alpha beta gamma") - 1
+
+
+def test_dynamic_evaluation_says_how_much_it_learns_from(workdir, tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("alpha beta gamma")
+    flags = ["--dynamic", "--epsilon=0.001", "--statistics=200"]
+    evaluate.main([str(workdir), f"--text={tmp_path / 'mine.txt'}", *flags])
+    assert re.search(r"^gradient statistics from 200 of [\d,]+ training tokens$", capsys.readouterr().err, re.MULTILINE)
+    (file,) = (workdir / "evaluation").glob("text-4-dynamic*.json")
+    assert json.loads(file.read_text())["changed"] == ["dynamic=5e-05,0.002,0.001", "statistics=200"]
 
 
 def test_evaluate_refuses_another_vocabulary(corpus, workdir, tmp_path):

@@ -5,12 +5,16 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 
+from block_recurrent import evaluate
+from block_recurrent.data.rows import RowStream
 from block_recurrent.data.store import Mixture, split_in_memory
 from block_recurrent.data.vocabulary import ByteVocabulary
 from block_recurrent.errors import UserError
+from block_recurrent.inference import dynamic
 from block_recurrent.inference.dynamic import DynamicEvaluator, Learning
 from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.history import history_curve
@@ -140,14 +144,24 @@ def test_history_scores_the_same_blocks_with_more_before_them(module, params, lo
         history_curve(module, params, split, longest=1000)
 
 
-def test_dynamic_evaluation_follows_the_equations():
-    """Against a plain loop: each document from the trained parameters, each segment scored and then learned from."""
+@pytest.fixture(scope="module")
+def learner():
+    """A recurrent model and its parameters, as they come."""
     module = model(spec="lrn")
     variables = module.init(jax.random.key(1), np.zeros((1, 1), int), module.initial_state(1), np.zeros((1, 1), bool))
-    params = nn.unbox(variables)["params"]
+    return module, nn.unbox(variables)["params"]
+
+
+def test_dynamic_evaluation_follows_the_equations(learner, monkeypatch):
+    """Against a plain loop: each document from the trained parameters, each segment scored and then learned from."""
+    module, params = learner
+    monkeypatch.setattr(dynamic, "STATISTICS_BATCH", BLOCK)  # one row of a segment
     texts = [text[: 9 * BLOCK + 1] for text in TEXTS[:2]]  # nine segments each
     split, learning = split_in_memory(texts, VOCABULARY), Learning(rate=0.01, decay=0.1, epsilon=1e-3)
-    found = measure(DynamicEvaluator(module, BLOCK, split, learning, batches=3), params, split, VOCABULARY)
+    seen = []
+    evaluator = DynamicEvaluator(module, BLOCK, split, learning, lambda *told: seen.append(told))
+    found = measure(evaluator, params, split, VOCABULARY)
+    assert seen[-1] == (18 * BLOCK, 18 * BLOCK) == learning.reach(split), "the whole training split is read"
 
     @jax.jit
     def gradient_of(params, tokens, state, start):
@@ -163,15 +177,16 @@ def test_dynamic_evaluation_follows_the_equations():
             yield tokens[:, at : at + BLOCK + 1], np.arange(BLOCK)[None] + at == 0
 
     squares, state = jax.tree.map(np.zeros_like, params), module.initial_state(1)
-    for tokens, start in itertools.islice(segments(texts[0]), 3):
+    for tokens, start in itertools.chain(*map(segments, texts)):
         gradient, (_, state) = gradient_of(params, tokens, state, start)
-        squares = jax.tree.map(lambda s, g: s + np.asarray(g) ** 2 / 3, squares, gradient)
+        squares = jax.tree.map(lambda s, g: s + np.asarray(g) ** 2 / 18, squares, gradient)
     scales = jax.tree.map(np.sqrt, squares)
-    mean_scale = np.mean(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(scales)]))
+    mean_scale = np.mean([leaf.mean() for leaf in jax.tree.leaves(scales)])
+    rate, decay = 0.01 * BLOCK / 5, 1.0 - 0.9 ** (BLOCK / 5)
 
     def moved(now, trained, gradient, scale):
-        pull = np.minimum(learning.decay * scale / mean_scale, 1.0)
-        return now - learning.rate * np.asarray(gradient) / (scale + learning.epsilon) + pull * (trained - now)
+        pull = np.minimum(decay * scale / mean_scale, 1.0)
+        return now - rate * np.asarray(gradient) / (scale + learning.epsilon) + pull * (trained - now)
 
     params = jax.tree.map(np.asarray, params)
     for text, nats in zip(texts, found.nats, strict=True):
@@ -181,3 +196,49 @@ def test_dynamic_evaluation_follows_the_equations():
             expected += float(segment_nats)
             now = jax.tree.map(moved, now, params, gradient, scales)
         np.testing.assert_allclose(nats, expected, rtol=1e-3)
+
+
+def test_dynamic_evaluation_lowers_the_loss_by_its_defaults(learner):
+    """A model trained on some letters reads a text that goes on about others."""
+    module, params = learner
+    split = split_in_memory(TEXTS, VOCABULARY)
+    optimizer = optax.adam(0.01)
+
+    @jax.jit
+    def trained(params, moments, batch):
+        def loss(params):
+            given = batch["inputs"], batch["targets"], module.initial_state(8), batch["start"]
+            return jnp.mean(module.apply({"params": params}, *given, method="losses")[0])
+
+        updates, moments = optimizer.update(jax.grad(loss)(params), moments)
+        return optax.apply_updates(params, updates), moments
+
+    moments = optimizer.init(params)
+    for batch in itertools.islice(RowStream(split, 8, 16, 1), 60):
+        params, moments = trained(params, moments, batch)
+    unseen = split_in_memory([b"the mule and the mule and the plum, the end. " * 20], VOCABULARY)
+    fixed = measure(Evaluator(module, 1, 20, uncut=True), params, unseen, VOCABULARY)
+    following = measure(DynamicEvaluator(module, 5, split, Learning()), params, unseen, VOCABULARY)
+    assert following.score.bits_per_token < 0.98 * fixed.score.bits_per_token
+
+
+def test_statistics_of_gradients_are_bounded(learner):
+    module, params = learner
+    split, learning, seen = split_in_memory(TEXTS, VOCABULARY), Learning(statistics=70), []
+    DynamicEvaluator(module, 20, split, learning, lambda *told: seen.append(told)).gradient_scales(params)
+    assert learning.reach(split) == (70, sum(len(text) - 1 for text in TEXTS))
+    assert seen[-1][0] >= 70 and [total for _, total in seen] == [70] * len(seen)
+
+
+@pytest.mark.parametrize("wrong", [{"rate": float("nan")}, {"decay": 1.0}, {"epsilon": 0.0}, {"statistics": 0}])
+def test_a_learning_rate_out_of_range_is_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(UserError, match=f"^{name} is "):
+        Learning(**wrong)
+
+
+def test_what_is_of_dynamic_evaluation_is_not_ignored_without_it():
+    with pytest.raises(UserError, match="--epsilon is of dynamic evaluation: give --dynamic too"):
+        evaluate.main(["runs/any", "--epsilon=1e-3"])
+    with pytest.raises(UserError, match="--decay: '1' is not a number 0 or more, below 1"):
+        evaluate.main(["runs/any", "--dynamic", "--decay=1"])

@@ -97,7 +97,7 @@ CASES = [
         run_feedback_stack,
     ),
     Case("memorizing", memorizing(), run_layer),  # its memory of 7 is full within three blocks
-    Case("memorizing_never_full", memorizing(memory=40, top_k=24), run_layer),
+    Case("memorizing_never_full", memorizing(memory=40, top_k=24, relative_bias=False), run_layer),
     Case("memorizing_less_than_a_window", memorizing(window=6, memory=4, search="approximate"), run_layer),
     Case("memorizing_paper", memorizing(**AS_IN_THE_PAPER, search_tile=4), run_layer),
     Case(
@@ -117,7 +117,7 @@ CASES = [
     Case("srupp_without_attention", srupp(attention=False), run_layer),
     Case("lrn", LRNLayer(12, 10), run_layer),
     Case("lrn_paper", LRNLayer(12, 10, activation="identity", bias=False, norm="layer", backend="pallas"), run_layer),
-    Case("olrn", LRNLayer(12, 10, unit="olrn", activation="identity", norm="rms"), run_layer),
+    Case("olrn", LRNLayer(12, 10, unit="olrn", norm="rms"), run_layer),
     Case("glrn", LRNLayer(12, 10, unit="glrn"), run_layer),
     Case("elrn", LRNLayer(12, 10, unit="elrn"), run_layer),
     Case("atr", ATRLayer(12, 10), run_layer),

@@ -1,5 +1,7 @@
 """The language model's loss in chunks, and dropout where the authors put it."""
 
+import functools
+
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -136,6 +138,15 @@ def test_dropout_masks_are_shared_by_rows_and_repeat_in_time():
     np.testing.assert_array_equal(dropped[:, :4], dropped[:, 4:8])
     np.testing.assert_array_equal(dropped[:, :2], dropped[:, 8:])
     assert set(np.unique(dropped)) == {0.0, 2.0} and 0.3 < np.mean(dropped == 0.0) < 0.7
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_rows_have_masks_of_their_own_where_every_number_is_dropped_by_itself(inputs, params, single):
+    tokens, _, state, start = inputs
+    module = model(dropout=0.5).clone(single_dropout=single)
+    features = jax.jit(functools.partial(module.apply, method="features"))
+    first, second = features(params, tokens, state, start, rngs={"dropout": jax.random.key(0)})[0]
+    assert np.array_equal(first == 0.0, second == 0.0) == (not single)
 
 
 def test_bfloat16_embedding_gradient_adds_up_frequent_tokens():

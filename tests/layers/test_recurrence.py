@@ -37,11 +37,7 @@ def coupled(carry, inputs):
 
 # Cell, number of inputs, of shared vectors, parts of the carry.
 CELLS = {
-    **{
-        name: (functools.partial(unit, activation), gates, 0)
-        for name, (unit, gates) in lrn.UNITS.items()
-        for activation in [lrn.ACTIVATIONS["identity" if name == "olrn" else "tanh"]]
-    },
+    **{name: (functools.partial(unit, lrn.activation_of(name)), gates, 0) for name, (unit, gates) in lrn.UNITS.items()},
     **{f"{name}_pooling": (cell, gates, 0) for name, (cell, gates) in qrnn.POOLINGS.items()},
     "sru": (functools.partial(sru.sru_cell, jnp.tanh), 4, 4),
     "sru_without_highway": (functools.partial(sru.sru_cell, lambda c: c), 3, 4),

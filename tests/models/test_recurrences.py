@@ -40,6 +40,31 @@ def test_alpha_starts_at_zero():
     assert params["alpha"] == 0.0
 
 
+def test_srupp_starts_from_the_weights_of_the_authors_code():
+    """Xavier's uniform init of all three matrices, the last of them times sqrt(1 - dropout)."""
+    layer = SRUppLayer(64, 64, projection=16, context=4, dropout=0.36)
+    x, start = np.ones((1, 3, 64), np.float32), np.zeros((1, 3), bool)
+    params = nn.unbox(jax.jit(layer.init)(jax.random.key(0), x, layer.initial_state(1), start))["params"]
+    limits = {"projection_kernel": 80, "keys_values": 16 + 2 * 16, "kernel": (16 + 3 * 64) / (1.0 - 0.36)}
+    for name, both_sides in limits.items():
+        weights = np.abs(params[name])
+        np.testing.assert_allclose([2 * weights.mean(), weights.max()], (6 / both_sides) ** 0.5, rtol=0.1)
+
+
+@pytest.mark.parametrize("rates", [{"dropout": 0.5, "cell_dropout": 0.0}, {"cell_dropout": 0.5}, {"dropout": 0.5}])
+def test_srupp_drops_what_the_authors_code_drops(rates):
+    """Each number before the last projection, and channels of a row in the cell: here all tokens are the same."""
+    layer = SRUppLayer(DIM, DIM, projection=8, attention=False, **rates)
+    given = (np.full((2, 6, DIM), 0.3, np.float32), layer.initial_state(2), np.ones((2, 6), bool))
+    params = jax.tree.map(lambda p: p + 0.3, nn.unbox(jax.jit(layer.init)(jax.random.key(0), *given)))
+    y, _ = jax.jit(layer.apply)(params, *given, rngs={"dropout": jax.random.key(1)})
+    heard = y - given[0]  # beside the highway
+    assert (np.ptp(heard, axis=1).max() > 1e-3) == ("dropout" in rates)
+    silent = np.all(heard == 0.0, axis=1)
+    assert silent.any() == (rates.get("cell_dropout", 0.5) > 0.0) and not silent.all()
+    assert np.array_equal(silent[0], silent[1]) == (not silent.any()), "rows have masks of their own"
+
+
 def test_zoneout_keeps_channels_for_a_token_and_does_not_rescale():
     """In training a forget gate is one or what it would have been; elsewhere it is the mean of both."""
     x = np.random.default_rng(0).normal(size=(ROWS, LENGTH, DIM)).astype(np.float32)
@@ -83,7 +108,7 @@ def test_dense_layers_see_all_before_them():
         (lambda: SRUppLayer(4, 4, projection=6, heads=4, context=3), "projection 6 does not divide into 4 heads"),
         (lambda: SRUppLayer(4, 4, projection=4), "context 0: attention sees one token at least"),
         (lambda: LRNLayer(4, 4, unit="xlrn"), "unit 'xlrn' is not one of lrn, olrn, glrn, elrn"),
-        (lambda: ATRLayer(4, 4, activation="relu"), "activation 'relu' is not one of tanh, identity"),
+        (lambda: ATRLayer(4, 4, activation="relu"), "activation 'relu' is not one of None, tanh, identity"),
     ],
 )
 def test_mistakes_are_told(build, told):
@@ -97,8 +122,9 @@ def test_attention_dropout_of_srupp_takes_any_length(length):
     layer = SRUppLayer(DIM, DIM, projection=4, context=6, attention_dropout=0.5)
     x = np.random.default_rng(0).normal(size=(ROWS, length, DIM)).astype(np.float32)
     given = (x, layer.initial_state(ROWS), np.zeros((ROWS, length), bool))
-    params = jax.tree.map(lambda p: p + 0.3, nn.unbox(layer.init(jax.random.key(0), *given)))
-    plain, state = layer.apply(params, *given)
-    dropped, after = layer.apply(params, *given, rngs={"dropout": jax.random.key(3)})
+    params = jax.tree.map(lambda p: p + 0.3, nn.unbox(jax.jit(layer.init)(jax.random.key(0), *given)))
+    apply = jax.jit(layer.apply)
+    plain, state = apply(params, *given)
+    dropped, after = apply(params, *given, rngs={"dropout": jax.random.key(3)})
     assert np.all(np.isfinite(dropped)) and not np.allclose(plain, dropped)
     np.testing.assert_allclose(after["keys"], state["keys"], rtol=1e-6)

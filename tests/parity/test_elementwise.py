@@ -242,7 +242,8 @@ def test_lrn_family_equals_authors_code(file):
         check_one_segment(arrays, layers, "lrn", "c0", "cT")
     else:
         unit = settings.get("kind", "lrn")
-        layers = [LRNLayer(*size, unit=unit, activation=settings.get("act", "tanh")) for size in sizes]
+        activation = None if unit == "olrn" else settings.get("act")  # eq. 11 is what UNIT='olrn' alone gives
+        layers = [LRNLayer(*size, unit=unit, activation=activation) for size in sizes]
 
         def name_in_package(name):
             """Of a fixture written from the equations, W0 and b0 for cell_0._W and cell_0._W_b."""

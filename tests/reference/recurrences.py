@@ -31,7 +31,8 @@ def over_tokens(step, x, state, start):
 
 def lrn_layer(layer, params, x, state, start):
     gates = params["kernel"].shape[1]
-    act = np.tanh if layer.activation == "tanh" else lambda a: a
+    own = "identity" if layer.unit == "olrn" else "tanh"
+    act = np.tanh if (layer.activation or own) == "tanh" else lambda a: a
 
     def step(memory, x):
         h = memory["carry"]
@@ -55,7 +56,7 @@ def lrn_layer(layer, params, x, state, start):
 
 
 def atr_layer(layer, params, x, state, start):
-    act = np.tanh if layer.activation == "tanh" else lambda a: a
+    act = np.tanh if layer.activation in (None, "tanh") else lambda a: a
 
     def step(memory, x):
         h = memory["carry"]

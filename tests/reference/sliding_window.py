@@ -55,7 +55,7 @@ def attend_window(layer, params, u, keys, values):
         return np.zeros(queries.size)
     attended = []
     for h, query in enumerate(queries):
-        bias = params["relative_bias"][h]
+        bias = params["relative_bias"][h] if "relative_bias" in params else np.zeros(32)
         logits = np.array([(query @ key[h] + bias[t5_bucket(distance)]) * scale[h] for distance, key, _ in seen])
         attended.append(softmax(logits) @ np.stack([value[h] for _, _, value in seen]))
     return np.concatenate(attended)
