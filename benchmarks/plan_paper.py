@@ -16,17 +16,23 @@ from pathlib import Path
 from block_recurrent.planning.compiling import MISSING, libtpu_version
 from block_recurrent.planning.tables import size
 
-CONFIGS = ("rec_fixed_skip", "feedback_fixed_skip", "slide_13l", "rec_fixed_skip_large", "memorizing")
-SLICES = ("v4-64", "v5litepod-32")
+SLICES, LARGE_SLICES = ("v4-64", "v5litepod-32"), ("v4-256", "v5litepod-128")  # one row of 4096 tokens a chip
+CONFIGS = {
+    "rec_fixed_skip": SLICES,
+    "feedback_fixed_skip": SLICES,
+    "slide_13l": SLICES,
+    "rec_fixed_skip_large": LARGE_SLICES,
+    "memorizing": SLICES,
+}
 
 HEADING = """# The paper's training steps, compiled for TPUs
 
 Made by `make plan-paper`: 131,072 tokens a step (32 segments of 4096; the Memorizing Transformer has 256 of 512, and
-a memory of 32,768 tokens in one layer), bfloat16, compiled by the TPU's own compiler on a machine without one;
-nothing was run on a TPU. HBM is what a device needs for a step: arguments + outputs + temporaries - aliased. State is
-parameters + optimizer + carried state per device, as `plan` computes it from shapes, and how far that is from what
-the compiler lays out, the worst of the three. Exchanged is the sum of the collectives of a step on one device.
-Compile seconds are those of two cores that others used too.
+a memory of 32,768 tokens in one layer; the large model has 128 of 4096, 524,288 tokens), bfloat16, compiled by the
+TPU's own compiler on a machine without one; nothing was run on a TPU. HBM is what a device needs for a step, arguments +
+outputs + temporaries - aliased. State is parameters + optimizer + carried state per device, as `plan` computes it from
+shapes, and how far that is from what the compiler lays out, the worst of the three. Exchanged is the sum of the
+collectives of a step on one device. Compile seconds are those of two cores that others used too.
 """
 COLUMNS = ("config", "slice", "mesh", "HBM per device", "of", "fits", "state", "to the compiler's", "exchanged")
 COLUMNS += ("GFLOPs per token, model / hardware", "compile seconds", "compiled on")
@@ -74,7 +80,7 @@ def main() -> None:
     lines = ["", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     made = f"Table of {datetime.date.today()}, flax {version('flax')}, optax {version('optax')}."
     for config in options.config or CONFIGS:
-        for where in options.slice or SLICES:
+        for where in options.slice or CONFIGS[config]:
             lines.append(f"| {' | '.join(cells(config, plan(config, where)))} |")
             print(lines[-1], flush=True)
             options.output.write_text("\n".join([HEADING.rstrip(), *lines, "", made, ""]))

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 
-from block_recurrent import config
+from benchmarks import plan_paper
+from block_recurrent import config, slices
 from block_recurrent.data.registry import TASKS
 from block_recurrent.errors import UserError
 from block_recurrent.training.loop import train
@@ -89,6 +91,41 @@ def test_a_config_opens_with_its_command_and_what_to_expect(file):
     header = (ROOT / file).read_text().split("from __gin__")[0]
     assert f"python -m block_recurrent.train --gin_file={file}" in header
     assert re.search(r"Expect ((a (test )?perplexity of )?\d|.*which gives no figure)", header)
+
+
+def test_every_command_names_its_own_file_and_a_workdir_of_its_own():
+    workdirs = {}
+    for file in EXPERIMENTS:
+        header = (ROOT / file).read_text().split("from __gin__")[0]
+        ((named, workdir),) = re.findall(r"block_recurrent.train --gin_file=(\S+) --workdir=(\S+)", header)
+        assert named == file
+        assert "block_recurrent.compare" in header or set(re.findall(r"evaluate (\S+)", header)) <= {workdir}
+        workdirs.setdefault(workdir, []).append(file)
+    assert [files for files in workdirs.values() if len(files) > 1] == []
+
+
+def test_commands_say_which_licences_and_which_vocabulary():
+    files = [*(ROOT / "configs").rglob("*.gin"), ROOT / "README.md", ROOT / "launch" / "README.md"]
+    text = re.sub(r"\\\n#? *", "", "\n".join(file.read_text() for file in files))
+    for task, option in (
+        ("github", "--licences="),
+        ("pg19_tokens", "--vocabulary=gs://t5-data/vocabs/cc_all.32000/sentencepiece.model"),
+    ):
+        commands = re.findall(rf".*prepare .*--task={task}.*", text)
+        assert commands and [command for command in commands if option not in command] == []
+
+
+@pytest.mark.parametrize("name", ["rec_fixed_skip_large", "rec_lstm_single_large", "slide_13l_large"])
+def test_large_models_take_four_times_the_rows(name):
+    """The paper's 32 replicas x 4, each with one segment of 4096."""
+    built = build(f"configs/pg19/{name}.gin")
+    assert (built["rows"], built["segment"], built["steps"]) == (128, 4096, 200_000)
+
+
+@pytest.mark.parametrize("name", plan_paper.CONFIGS)
+def test_rows_divide_over_the_slices_that_are_planned(name):
+    rows = build(f"configs/pg19/{name}.gin")["rows"]
+    assert all(rows % slices.find(where).devices == 0 for where in plan_paper.CONFIGS[name])
 
 
 @pytest.mark.parametrize(
@@ -208,3 +245,58 @@ def test_tcn_of_characters_ends_as_wide_as_its_vectors():
     model = build("configs/ptb_chars/tcn.gin")["model"]
     assert [(layer.dim, layer.width) for layer in model.stack.layers] == [(100, 450), (450, 450), (450, 100)]
     assert [layer.dilation for layer in model.stack.layers] == [1, 2, 4]
+
+
+# sqrt(3 / d) of each model, in the authors' scripts.
+SRUPP = {
+    "enwik8/srupp_base": 0.03125,
+    "enwik8/srupp_base_k5": 0.03125,
+    "enwik8/srupp_large": 0.02706,
+    "enwik8/srupp_large_d8": 0.02233,
+    "wikitext103/srupp_base": 0.03125,
+    "wikitext103/srupp_large": 0.02706,
+    "wikitext103/srupp_large_d8": 0.02245,
+    "lm1b/srupp_base": 0.02706,
+    "lm1b/srupp_large": 0.01985,
+}
+
+
+def limit_of(init):
+    return float(jnp.abs(init(jax.random.key(0), (256, 64))).max())
+
+
+@pytest.mark.parametrize("name", SRUPP)
+def test_srupp_vectors_begin_as_wide_as_the_model_has_it(name):
+    model = build(f"configs/{name}.gin")["model"]
+    assert limit_of(model.embedding_init) == pytest.approx(SRUPP[name], rel=1e-3)
+    if not name.startswith("enwik8"):  # the first softmax holds an entry for each of the other clusters: a round size
+        assert model.head.cutoffs[0] + len(model.head.cutoffs) in (20_000, 60_000)
+        assert {layer.attention_dropout > 0 for layer in model.stack.layers} == {name.startswith("wikitext103")}
+
+
+def test_srupp_vectors_follow_another_width():
+    words, text = (build(f"configs/{name}/srupp_base.gin", "DIM=768")["model"] for name in ("wikitext103", "enwik8"))
+    for init in (words.embedding_init, text.embedding_init, text.head.kernel_init):
+        assert limit_of(init) == pytest.approx(0.0625, rel=1e-3)
+
+
+def test_a_limit_saved_by_an_earlier_version_still_builds():
+    saved = "parameters.uniform.limit = %LIMIT\nlanguage_model.LanguageModel.embedding_init = @parameters.uniform()\n"
+    imports = "".join(f"from block_recurrent.layers import {name}\n" for name in ("language_model", "parameters"))
+    config.parse(
+        ["configs/enwik8/srupp_base.gin"],
+        [],
+        f"from __gin__ import dynamic_registration\n{imports}LIMIT = 0.05\n{saved}",
+    )
+    assert limit_of(config.bindings_of(train)["model"].embedding_init) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_qrnn_of_penn_treebank_takes_the_papers_steps():
+    """Of gradients that are summed over the 105 tokens of a row; and what goes to the softmax is dropped once."""
+    built = build("configs/ptb/qrnn.gin")
+    optimizer, tokens = built["optimizer"], built["segment"]
+    assert tokens == 105 and optimizer.clip * tokens == pytest.approx(10.0)
+    weights, summed = np.array([0.5, -2.0], np.float32), np.array([3.0, 4.0], np.float32)
+    found, _ = optimizer.transformation.update(summed / tokens, optimizer.transformation.init(weights), weights)
+    np.testing.assert_allclose(found, -1.0 * (summed + 2e-4 * weights), rtol=1e-6)
+    assert built["model"].dropout == 0.0 and {layer.dropout for layer in built["model"].stack.layers} == {0.5}

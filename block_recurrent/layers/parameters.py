@@ -1,5 +1,6 @@
 """The parameters that layers have in common, declared by name in the layer that owns them."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -23,6 +24,11 @@ def xavier_gates(share: float = 1.0) -> Initializer:
 def uniform(limit: float) -> Initializer:
     """Uniform between -limit and limit."""
     return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -limit, limit)
+
+
+def uniform_by_dim(dim: int) -> Initializer:
+    """Uniform between -sqrt(3 / dim) and sqrt(3 / dim), of variance 1 / dim, whatever the shape."""
+    return lambda key, shape, dtype=jnp.float32: uniform(math.sqrt(3.0 / dim))(key, shape, dtype)
 
 
 def normal(deviation: float) -> Initializer:
