@@ -28,7 +28,7 @@ class Prices:
         return None if price is None else price * where.devices
 
     def __str__(self) -> str:
-        return f"prices of {self.file}" + (f" ({self.about})" if self.about else "")
+        return f"prices of {self.file}" + (f": {self.about}" if self.about else "")
 
 
 def read_prices(file: Path | None = None) -> Prices:

@@ -39,10 +39,12 @@ class FakeCloud:
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [line for line in lines if set(words) <= set(line)]
 
-    def launch(self, command: str, name: str, *arguments: str) -> int:
-        """Runs a launch command as from a terminal and gives its exit code."""
+    def launch(self, command: str, name: str, *arguments: str, yes: bool = True, checked: bool = False) -> int:
+        """Runs a launch command as from a terminal and gives its exit code; it does not ask and does not plan."""
+        flags = ["--yes"] if yes and command in ("up", "sweep") else []
+        flags += ["--unchecked"] if not checked and command in ("up", "run", "sweep", "jobset") else []
         try:
-            run_command(launch.main, [command, name, f"--state={self.state}", *arguments])
+            run_command(launch.main, [command, name, f"--state={self.state}", *flags, *arguments])
         except SystemExit as exit_code:
             return exit_code.code or 0
         return 0
@@ -61,6 +63,7 @@ def cloud(tmp_path, monkeypatch) -> FakeCloud:
     program(programs / "hostname", 'echo "${FAKE_HOST:-here}"')
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_CLOUD", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("BR_HOME", "BR_PYTHON", "BR_REQUIREMENTS"):
         monkeypatch.delenv(name, raising=False)
     begun, sleep = time.monotonic(), time.sleep
