@@ -11,7 +11,7 @@ python -m launch sweep mine --sweep='train.seed=0,1,2' --workdir=... -- --gin_fi
 python -m launch jobset mine --slice=... --workdir=... -- --gin_file=...
 
 What follows -- are arguments of block_recurrent.train. What a job was given once is remembered; --dry-run prints the
-exact commands and does nothing.
+exact commands and does nothing. A booking says what it costs and asks; --max-hours and --max-cost end it.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from block_recurrent.commandline import Parser
 from block_recurrent.errors import UserError, run_command
 from block_recurrent.ranges import POSITIVE, RATE, WHOLE_0, WHOLE_1
 from launch import repository, sweep
-from launch.budget import ask, priced
+from launch.budget import REACHED, ask, priced
 from launch.checking import check_runs
 from launch.cloud import Cloud
 from launch.doctor import doctor
@@ -171,7 +171,7 @@ def command_watch(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespac
     if cloud.dry:
         rehearse_watch(cloud, job)
         return 0
-    limits = ("max_hours", "max_cost", "prices", "prices_about", "per_hour")
+    limits = ("max_hours", "max_cost", "prices", "per_hour")
     jobs.change(job.name, **{name: getattr(job, name) for name in limits})
     code = Watch(jobs, cloud, job.name, pace(options))()
     if code == 0 and options.down:
@@ -252,7 +252,7 @@ def command_sweep(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespac
 
 
 def run_in_turn(jobs: Jobs, cloud: Cloud, names: list[str], pace: Pace) -> int:
-    """Sees one run after another through on the slices of the first, and deletes them; the last exit code but 0."""
+    """Sees one run after another through on the slices of the first, and deletes them; the first exit code but 0."""
     worst, before = 0, jobs.load(names[0])
     booking = ("created", "owner", "active_seconds", "spent", "seen_active")  # the owner is what allows to delete
     for name in names:
@@ -261,7 +261,7 @@ def run_in_turn(jobs: Jobs, cloud: Cloud, names: list[str], pace: Pace) -> int:
             jobs.change(before.name, created=[], started=False, seen_active=0.0)
         code = Watch(jobs, cloud, name, pace)()
         print(f"{name}: exit code {code}")
-        before, worst = jobs.load(name), worst or code
+        before, worst = jobs.load(name), code if code == REACHED else worst or code
         if before.stopped:
             break
     release(jobs, cloud, before)

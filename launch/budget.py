@@ -10,29 +10,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from block_recurrent.errors import UserError
-from block_recurrent.prices import dollars, read_prices
+from block_recurrent.prices import Prices, dollars, read_prices
 from launch.jobs import Job, Jobs
 
 REACHED = 43  # the exit code where a limit ended a run
 
 
+def prices_of(job: Job) -> Prices:
+    return read_prices(Path(job.prices) if job.prices else None)
+
+
 def priced(job: Job) -> Job:
     """The job with what its slices cost an hour, 0 where that is not known."""
-    prices = read_prices(Path(job.prices) if job.prices else None)
+    prices = prices_of(job)
     per_hour = prices.per_hour(job.tpus, job.spot) or 0.0
     if job.max_cost and not per_hour:
         raise UserError(f"--max-cost: {prices.file} has no price of {job.slice}{' --spot' if job.spot else ''}")
-    return replace(job, per_hour=per_hour, prices_about=str(prices))
+    return replace(job, per_hour=per_hour)
 
 
 def cost(job: Job) -> str:
-    kind = "spot" if job.spot else "on demand"
+    """What a booking costs an hour and what ends it, in words."""
+    booking = f"{job.slice}, {'spot' if job.spot else 'on demand'}"
     if not job.per_hour:
-        return f"{job.slice}, {kind}: no price is known ({job.prices_about})"
+        return f"{booking}: its price is not known ({prices_of(job)})"
     limits = [f"--max-hours={job.max_hours:g}"] if job.max_hours else []
     limits += [f"--max-cost={job.max_cost:g}"] if job.max_cost else []
     ends = f"until {' or '.join(limits)}" if limits else "with no --max-hours and no --max-cost"
-    return f"{job.slice}, {kind}: about {dollars(job.per_hour)} an hour, {ends} ({job.prices_about})"
+    return f"{booking}: about {dollars(job.per_hour)} an hour, {ends} ({prices_of(job)})"
 
 
 def ask(job: Job, yes: bool, dry: bool = False) -> None:

@@ -40,7 +40,6 @@ class Job:
     stopped: bool = False  # by `stop`: to be left alone by `watch`
     shared_disk: bool = False  # workers see this machine's paths
     prices: str = ""  # a file of them; the user's own or the repository's where empty
-    prices_about: str = ""
     per_hour: float = 0.0  # dollars, by that file; 0 where it is not known
     max_hours: float = 0.0  # 0 is no limit
     max_cost: float = 0.0

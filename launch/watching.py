@@ -26,6 +26,7 @@ from launch.running import (
 
 TRIES = 3
 NEWS = 600.0  # seconds after which a run that only goes on is worth another line
+LAST_WORD = 60.0  # seconds that a slice at its limit may take to answer
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,8 @@ class Watch:
             if first:
                 say(f"{reason}; it is told to save, and the slice is deleted in {self.pace.grace:.0f} s at most")
                 with suppress(CloudError):
-                    self.cloud.ssh(job, worker(job, "stop", job.name), answer=self.pace.grace or None)
-            state, _ = verdict(look(self.cloud, job, self.pace.grace or None), job.tpus.hosts * job.tpus.slices)
+                    self.cloud.ssh(job, worker(job, "stop", job.name), answer=LAST_WORD)
+            state, _ = verdict(look(self.cloud, job, LAST_WORD), job.tpus.hosts * job.tpus.slices)
             if state not in ("done", "ended") and now - self.limit_since < self.pace.grace:
                 return None
         release(self.jobs, self.cloud, job)

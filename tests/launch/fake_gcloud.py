@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> None:
             told = storage(*words[1:])
         else:
             told = answer(cloud, " ".join(words))
-        (CLOUD / "cloud.json").write_text(json.dumps(cloud, indent=1))
+        (CLOUD / "cloud.partial").write_text(json.dumps(cloud, indent=1))
+        (CLOUD / "cloud.partial").replace(CLOUD / "cloud.json")
     print(told, end="")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from block_recurrent.errors import MISTAKE, UserError
+from block_recurrent.errors import MISTAKE, PREEMPTED, UserError
 from launch.cloud import Cloud, CloudError
 from launch.jobs import Job
 from launch.sweep import expand, parse
@@ -207,6 +207,18 @@ def test_changes_that_workers_would_not_get_are_refused(cloud, published, tmp_pa
     assert "is on no remote branch known here: push it" in capsys.readouterr().err
     git(clone, "reset", "--quiet", "--soft", "HEAD~1")
     assert cloud.launch("run", "mine", "--allow-dirty", *run[2:]) == 0, "the commit, without the later changes"
+
+
+def test_a_job_of_an_earlier_version_goes_on(cloud, repository, capsys):
+    """Its workdir is a path: `watch` takes it as before, `run` wants to hear of the shared disk once."""
+    told = {"name": "mine", "project": "p", "zone": "z", "slice": "v5litepod-8", "spot": True, "repository": "/x"}
+    told |= {"commit": git(repository, "rev-parse", "HEAD"), "workdir": "/x", "arguments": ["--gin_file=x.gin"]}
+    told |= {"create_flags": [], "ssh_flags": [], "owner": "o", "created": [], "attempts": 3, "stopped": True}
+    cloud.state.mkdir()
+    (cloud.state / "mine.json").write_text(json.dumps({**told, "started": False}))
+    assert cloud.launch("watch", "mine") == PREEMPTED and "mine was stopped" in capsys.readouterr().out
+    assert cloud.launch("run", "mine") == MISTAKE and "--shared-disk" in capsys.readouterr().err
+    assert cloud.launch("up", "mine") == 0 and set(cloud.resources) == {"mine-4"}
 
 
 def quota(name: str, **zones: int) -> dict:
