@@ -194,7 +194,6 @@ class Watch:
         first = self.limit_since is None
         self.limit_since = self.limit_since or now
         self.jobs.change(self.name, stopped=True)  # nothing is booked again
-        state = ""
         if job.created and job.started:
             if first:
                 say(f"{reason}; it is told to save, and the slice is deleted in {self.pace.grace:.0f} s at most")
@@ -205,7 +204,7 @@ class Watch:
                 return None
         release(self.jobs, self.cloud, job)
         say(f"{reason}; the slice is deleted. What was saved is in {job.workdir}")
-        return 0 if state == "done" else REACHED
+        return REACHED
 
     def failed_again(self, step: int) -> bool:
         """Counts a failure, unless there was progress since the last; whether it was one too many."""

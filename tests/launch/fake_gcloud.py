@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CLOUD = Path(os.environ["FAKE_CLOUD"])
+CLOUD = Path(os.environ.get("FAKE_CLOUD", "unset"))
 
 
 def main(arguments: list[str]) -> None:
