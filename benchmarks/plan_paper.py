@@ -13,6 +13,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from block_recurrent.errors import MISTAKE
 from block_recurrent.planning.compiling import MISSING, libtpu_version
 from block_recurrent.planning.tables import size
 
@@ -41,7 +42,9 @@ COLUMNS += ("GFLOPs per token, model / hardware", "compile seconds", "compiled o
 def plan(config: str, where: str) -> dict:
     """One plan, made by the command in a process of its own."""
     command = [sys.executable, "-m", "block_recurrent.plan", f"--gin_file=configs/pg19/{config}.gin"]
-    made = subprocess.run([*command, f"--slice={where}", "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    made = subprocess.run([*command, f"--slice={where}", "--json"], stdout=subprocess.PIPE, text=True)
+    if made.returncode not in (0, MISTAKE) or not made.stdout:  # a plan that does not fit is a plan
+        sys.exit(made.returncode)
     return json.loads(made.stdout)["plans"][0]
 
 

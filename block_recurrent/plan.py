@@ -5,17 +5,25 @@ python -m block_recurrent.plan --gin_file=... --slice=v4-64 --slice=v5litepod-32
 
 Without --fast the real training step is compiled by the TPU's own compiler (pip install -r requirements-plan.txt), and
 what it said is kept in ~/.cache/block_recurrent/plan. Slices: v4-64, v5litepod-32 (or v5e-32), v5p-128, v6e-64, two of
-them 2xv5litepod-32; GPUs, by shapes alone: a100-80gb-8, h100-8.
+them 2xv5litepod-32; GPUs, by shapes alone: a100-80gb-8, h100-8. Where the run does not fit one of them, the exit code
+is 2. Costs are hours times the prices of block_recurrent/prices.toml, or of a file of your own.
 """
 
 import json
-import math
 import os
 import sys
+from pathlib import Path
 
 from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.errors import UserError, run_command
+from block_recurrent.prices import Prices, read_prices
+from block_recurrent.ranges import Range
 from block_recurrent.slices import find
+
+LEFT_OUT = (
+    "From shapes alone: activations, the compiler's temporary memory, compile time and collectives are left out, so a "
+    "step that fits here may not fit the device."
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -24,15 +32,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--slice", action="append", required=True, help="where to run; may be given several times")
     parser.add_argument("--fast", action="store_true", help="from shapes alone: nothing is compiled")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output, and nothing else")
-    parser.add_argument("--tokens", type=float, help="the budget to estimate time for; the config's steps by default")
     parser.add_argument(
-        "--utilisation", type=float, default=0.4, help="share of the peak FLOP/s that estimates assume (default 0.4)"
+        "--tokens", type=Range(least=1), help="the budget to estimate time for; the config's steps by default"
     )
+    parser.add_argument(
+        "--utilisation",
+        type=Range(above=0, most=1),
+        default=0.4,
+        help="share of the peak FLOP/s that estimates assume, and at worst half of it (default 0.4)",
+    )
+    parser.add_argument("--prices", type=Path, help="a file like block_recurrent/prices.toml")
     options, bindings = gin_bindings(parser, arguments)
-    if not 0 < options.utilisation <= 1:
-        raise UserError(f"--utilisation={options.utilisation}: give a share of the peak, above 0 and up to 1")
-    if options.tokens is not None and not 1 <= options.tokens < math.inf:
-        raise UserError(f"--tokens={options.tokens}: give a number of tokens, 1 or more")
+    prices = read_prices(options.prices)
     slices = list(dict.fromkeys(map(find, options.slice)))
     # A TPU or GPU that is here is left to others, and no metadata server is asked about it.
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
@@ -43,15 +54,49 @@ def main(arguments: list[str]) -> None:
     config.parse(options.gin_file, bindings)
     training = configured_training()
     found = make_plans(training, slices, options.tokens, options.utilisation, options.fast)
-    needed = not options.fast and any(where.kind == "tpu" for where in slices)
+    for report, where in zip(found, slices, strict=True):
+        report["cost"] = cost(report["estimate"], where, prices)
+    left_out = LEFT_OUT if any(report["compiled"] is None for report in found) else None
+    on_tpus = any(where.kind == "tpu" for where in slices)
+    if left_out and options.fast and on_tpus:
+        left_out += " Without --fast the TPU's compiler says."
+    needed = not options.fast and on_tpus
     missing = compiling.MISSING if needed and compiling.libtpu_version() is None else None
     if options.json:
-        document = {"gin_files": options.gin_file, "bindings": bindings, "missing": missing, "plans": found}
-        print(json.dumps(document, indent=2))
-        return
-    tables.show(found)
-    if missing:
-        print(missing)
+        document = {"gin_files": options.gin_file, "bindings": bindings, "store": store_of_config(), "plans": found}
+        print(json.dumps(document | {"missing": missing, "left_out": left_out, "prices": str(prices)}, indent=2))
+    else:
+        tables.show(found, prices)
+        print(*filter(None, (left_out, missing)), sep="\n")
+    if failures := [f"{report['slice']}: {told}" for report in found if (told := failure(report))]:
+        more = f" (and {len(failures) - 1} more of the slices)" if len(failures) > 1 else ""
+        raise UserError(f"the run does not fit {failures[0]}{more}")
+
+
+def failure(report: dict) -> str | None:
+    """Why a run cannot be on a slice, as far as its report knows."""
+    if report["problems"]:
+        return report["problems"][0]
+    compiled = report["compiled"]
+    return "the compiler needs more HBM than a device has" if compiled and not compiled["fits"] else None
+
+
+def cost(estimate: dict | None, where, prices: Prices) -> dict[str, list[float]]:
+    """Dollars at the estimate's shortest and longest time, for each kind of price that the file has."""
+    found = {}
+    for kind, spot in (("on_demand", False), ("spot", True)):
+        per_hour = prices.per_hour(where, spot)
+        if estimate and per_hour is not None:
+            found[kind] = [hours * per_hour for hours in estimate["hours_range"]]
+    return found
+
+
+def store_of_config() -> str | None:
+    """The data that the parsed config trains on, by the name that it has there."""
+    from block_recurrent import config
+    from block_recurrent.training.loop import train
+
+    return config.bindings_of(train, "store")["store"] if "store" in config.names_given_to(train) else None
 
 
 def configured_training():

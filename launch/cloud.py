@@ -36,12 +36,15 @@ class Cloud:
     gcloud: str = "gcloud"
     dry: bool = False
 
-    def call(self, *arguments: str, what: str, show: bool = False, input: str | None = None) -> str:
+    def call(
+        self, *arguments: str, what: str, show: bool = False, input: str | None = None, answer: float | None = None
+    ) -> str:
         """Runs a gcloud command and gives its standard output; a failure is told in one line."""
         command = [self.gcloud, *arguments]
         if self.dry:
             print(shlex.join(command))
             return ""
+        answer = answer or ANSWER
         feed = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
         try:
             done = subprocess.run(
@@ -49,11 +52,11 @@ class Cloud:
                 text=True,
                 stdout=None if show else subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                timeout=None if show else ANSWER,
+                timeout=None if show else answer,
                 **feed,
             )
         except subprocess.TimeoutExpired:
-            raise CloudError(f"{what} failed: no answer in {ANSWER:.0f} s") from None
+            raise CloudError(f"{what} failed: no answer in {answer:.0f} s") from None
         except FileNotFoundError:
             raise UserError(f"no program {self.gcloud}: install the Google Cloud SDK, or give --gcloud=PATH") from None
         if done.returncode:
@@ -112,7 +115,15 @@ class Cloud:
         )
         return True
 
-    def ssh(self, job: Job, command: str, node: str = "all", worker: str = "all", show: bool = False) -> str:
+    def ssh(
+        self,
+        job: Job,
+        command: str,
+        node: str = "all",
+        worker: str = "all",
+        show: bool = False,
+        answer: float | None = None,
+    ) -> str:
         """Runs a command on workers. Of the two ssh commands, only this one reaches all slices and all their hosts."""
         return self.call(
             *("compute", "tpus", "queued-resources", "ssh", job.resource),
@@ -122,6 +133,7 @@ class Cloud:
             f"--command={command}",
             what=f"ssh to {job.resource}",
             show=show,
+            answer=answer,
         )
 
     def list_bucket(self, pattern: str) -> list[str]:

@@ -13,15 +13,21 @@ from pathlib import Path
 
 from block_recurrent.errors import UserError
 from launch import repository
-from launch.cloud import Cloud
+from launch.cloud import Cloud, CloudError
 from launch.jobs import Job
 
 LOCAL = ("ssh", "code", "versions")
 ROOT = Path(__file__).parents[1]
+QUOTA_COMMANDS = (("beta", "quotas"), ("quotas",))  # SDK 528 has the first; the second is what it may become
+NO_SUCH_COMMAND = r"Invalid choice|installation of components|could not be answered|component manager"
+
+
+class NotChecked(Exception):
+    """Something that cannot be known here; doctor says so and goes on."""
 
 
 def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
-    """Name, check and remedy. A check gives what it found, or raises UserError."""
+    """Name, check and remedy. A check gives what it found, or raises UserError or NotChecked."""
     zone, project = f"--zone={job.zone}", f"--project={job.project}"
 
     def gcloud() -> str:
@@ -48,11 +54,7 @@ def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
         return wanted if wanted in offered else wrong(f"{job.zone} does not offer {wanted} ({near})")
 
     def quota() -> str:
-        told = cloud.call(
-            *("quotas", "info", "list", "--service=tpu.googleapis.com", project, "--format=json"),
-            what="reading quotas",
-        )
-        limits = limits_of(json.loads(told or "[]"), job)
+        limits = limits_of(json.loads(listed_quotas(cloud, project) or "[]"), job)
         needed = f"{job.slice}{' --spot' if job.spot else ''} needs {units_of(job)}"
         if not limits:
             wrong(f"{needed}, and no quota for it in {job.zone} is listed")
@@ -61,6 +63,8 @@ def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
         return found if limit >= units_of(job) else wrong(found)
 
     def bucket() -> str:
+        if job.shared_disk and job.workdir.startswith("/"):
+            raise NotChecked(f"{job.workdir} is on a disk that workers share")
         if not job.workdir.startswith("gs://"):
             wrong(f"{job.workdir or 'no --workdir'} is not in a bucket: a slice that is taken away takes it along")
         probe = f"{job.workdir.rstrip('/')}/.launch-doctor-{os.getpid()}"
@@ -80,6 +84,8 @@ def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
 
     def code() -> str:
         url = job.repository or repository.remote()
+        if repository.is_local(url) and not job.shared_disk:
+            wrong(f"workers cannot clone {url}, a path of this machine")
         commit = repository.resolve(job.commit or "HEAD")
         repository.git("ls-remote", "--exit-code", url, "HEAD")
         repository.check_published(commit)
@@ -99,9 +105,23 @@ def checks(cloud: Cloud, job: Job) -> list[tuple[str, Callable[[], str], str]]:
         ("quota", quota, "ask for more on the console's quota page; gcloud services enable cloudquotas.googleapis.com"),
         ("bucket", bucket, "gcloud storage buckets create, and give --workdir=gs://BUCKET/FOLDER"),
         ("ssh", ssh, "gcloud compute config-ssh; eval $(ssh-agent); ssh-add ~/.ssh/google_compute_engine"),
-        ("code", code, "commit and push"),
+        ("code", code, "commit and push; --repository=URL for another server"),
         ("versions", versions, "use Python 3.11 here too"),
     ]
+
+
+def listed_quotas(cloud: Cloud, project: str) -> str:
+    """Google's list of quotas, by whichever of its commands this gcloud has."""
+    for command in QUOTA_COMMANDS:
+        try:
+            return cloud.call(
+                *(*command, "info", "list", "--service=tpu.googleapis.com", project, "--format=json"),
+                what="reading quotas",
+            )
+        except CloudError as error:
+            if not re.search(NO_SUCH_COMMAND, str(error)):
+                raise
+    raise NotChecked("this gcloud has no `gcloud beta quotas`: gcloud components install beta, or see the console")
 
 
 def requirements() -> str:
@@ -152,6 +172,8 @@ def doctor(cloud: Cloud, job: Job) -> bool:
             continue
         try:
             print(f"ok      {name}: {check()}")
+        except NotChecked as error:
+            print(f"-       {name} not checked: {error}")
         except UserError as error:
             well = False
             print(f"FAILED  {name}: {error}. Do: {remedy}")

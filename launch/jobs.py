@@ -14,6 +14,8 @@ from block_recurrent.errors import UserError
 from block_recurrent.slices import Slice, find
 
 FOLDER = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "block_recurrent" / "launch"
+HAPPENED = ("created", "attempts", "started", "stopped", "active_seconds", "spent", "seen_active")  # written as it does
+DRY = "dry-run"  # a folder beside the job files
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,14 @@ class Job:
     attempts: int = 0
     started: bool = False  # a run was started on the present resource
     stopped: bool = False  # by `stop`: to be left alone by `watch`
+    shared_disk: bool = False  # workers see this machine's paths
+    prices: str = ""  # a file of them; the user's own or the repository's where empty
+    per_hour: float = 0.0  # dollars, by that file; 0 where it is not known
+    max_hours: float = 0.0  # 0 is no limit
+    max_cost: float = 0.0
+    active_seconds: float = 0.0  # of all slices that this job has had
+    spent: float = 0.0  # dollars
+    seen_active: float = 0.0  # seconds since the epoch at the last look, while the slice is ACTIVE
 
     @property
     def resource(self) -> str:
@@ -75,14 +85,20 @@ class Jobs:
         except (ValueError, TypeError) as error:
             raise UserError(f"{file} is not a job file ({error}): mend it or remove it") from error
 
+    def names(self) -> set[str]:
+        return {file.stem for file in self.folder.glob("*.json")}
+
+    def is_taken(self, name: str) -> bool:
+        return self.find(name) is not None
+
     def load(self, name: str) -> Job:
         job = self.find(name)
         if job is None:
-            known = sorted(file.stem for file in self.folder.glob("*.json"))
+            known = sorted(self.names())
             raise UserError(f"no job {name} in {self.folder}: known are {', '.join(known) or 'none'}")
         return job
 
-    def change(self, name: str, **changes) -> Job:
+    def change(self, name: str, /, **changes) -> Job:
         """Writes changes to a job, which is made if it is new."""
         file = self.file(name)
         with locked(self.folder / ".lock"):
@@ -90,6 +106,7 @@ class Jobs:
             partial = file.with_suffix(".partial")
             partial.write_text(json.dumps(asdict(job), indent=2) + "\n")
             partial.replace(file)
+            (self.folder / DRY / file.name).unlink(missing_ok=True)  # what was rehearsed is no longer so
         return job
 
     @contextmanager
@@ -97,6 +114,29 @@ class Jobs:
         """Two watches of one job would each recreate what the other has."""
         with locked(self.folder / f".{name}.watch", f"{name} is being watched already, by another process"):
             yield
+
+
+class DryJobs(Jobs):
+    """What commands with --dry-run would have remembered: files of their own over the real ones, which stay."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder / DRY)
+        self.real = Jobs(folder)
+
+    def find(self, name: str) -> Job | None:
+        return super().find(name) or self.real.find(name)
+
+    def names(self) -> set[str]:
+        return super().names() | self.real.names()
+
+    def is_taken(self, name: str) -> bool:
+        return self.real.is_taken(name)
+
+
+def fresh(job: Job) -> Job:
+    """The job as one to which nothing has happened yet, with a label of its own."""
+    new = Job(job.name, owner=secrets.token_hex(6))
+    return replace(job, owner=new.owner, **{name: getattr(new, name) for name in HAPPENED})
 
 
 def merged(job: Job | None, name: str, given: dict) -> Job:

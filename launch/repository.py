@@ -1,6 +1,9 @@
 """The code of a run is a git commit that the workers can fetch."""
 
+import io
+import re
 import subprocess
+import tarfile
 from pathlib import Path
 
 from block_recurrent.errors import UserError
@@ -30,6 +33,21 @@ def remote(folder: Path | None = None) -> str:
         return git("remote", "get-url", "origin", folder=folder)
     except UserError:
         raise UserError("this repository has no remote called origin: give --repository=URL") from None
+
+
+def is_local(url: str) -> bool:
+    """Whether a repository's address is a path of this machine: no scheme but file://, and no HOST: before a slash."""
+    return url.lower().startswith("file:") or not re.match(r"[a-z][a-z0-9+.-]*://|[^/]+:", url, re.IGNORECASE)
+
+
+def export(commit: str, folder: Path) -> None:
+    """Writes a commit's files to a folder."""
+    try:
+        packed = subprocess.run(["git", "archive", "--format=tar", commit], capture_output=True, check=True).stdout
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"git archive: {error.stderr.decode(errors='replace').strip()}") from None
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
 
 
 def check_published(commit: str, folder: Path | None = None) -> None:

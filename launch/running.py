@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from block_recurrent.errors import UserError
+from launch.budget import account
 from launch.cloud import ACTIVE, GONE, LOST, Cloud, CloudError
 from launch.jobs import Job, Jobs
 
@@ -18,9 +19,6 @@ def say(text: str) -> None:
 
 def create(jobs: Jobs, cloud: Cloud, job: Job) -> Job:
     """Asks for the job's slices. The name is written down first: a crash in between leaves nothing unknown."""
-    if cloud.dry:
-        cloud.create(job)
-        return job
     name = job.next_resource
     created = jobs.change(job.name, created=[*job.created, name], attempts=job.attempts + 1, started=False)
     try:
@@ -33,11 +31,12 @@ def create(jobs: Jobs, cloud: Cloud, job: Job) -> Job:
         if owner != job.owner:  # nothing was made, or the name was someone else's
             jobs.change(job.name, created=job.created)
         raise
-    say(f"{name} was asked for: {job.slice}{', spot' if job.spot else ''}, in {job.zone}")
+    if not cloud.dry:
+        say(f"{name} was asked for: {job.slice}{', spot' if job.spot else ''}, in {job.zone}")
     return created
 
 
-def wait_until_active(cloud: Cloud, job: Job, interval: float) -> None:
+def wait_until_active(jobs: Jobs, cloud: Cloud, job: Job, interval: float) -> None:
     last = ""
     while True:
         found = cloud.describe(job, job.resource)
@@ -46,6 +45,7 @@ def wait_until_active(cloud: Cloud, job: Job, interval: float) -> None:
         if found.state != last:
             say(f"{job.resource} is {found.state}")
         if found.state == ACTIVE:
+            account(jobs, jobs.load(job.name), active=True)
             return
         if found.state in LOST:
             why = f" ({found.reason})" if found.reason else ""
@@ -61,18 +61,16 @@ def release(jobs: Jobs, cloud: Cloud, job: Job) -> Job:
     """Deletes every queued resource that this job created and that is still there; nothing else."""
     for name in job.created:
         there = cloud.delete(job, name)
+        left = [other for other in jobs.load(job.name).created if other != name]
+        job = jobs.change(job.name, created=left, started=False)
         if not cloud.dry:
-            left = [other for other in jobs.load(job.name).created if other != name]
-            job = jobs.change(job.name, created=left, started=False)
             say(f"{name} is deleted" if there else f"{name} was gone already")
-    return job
+    return account(jobs, jobs.load(job.name), active=False)
 
 
 def start(jobs: Jobs, cloud: Cloud, job: Job, verb: str = "start") -> Job:
     """Starts the job's command on all workers, from its commit; with `restart`, whatever is left of it there."""
     told = cloud.ssh(job, start_command(job, verb))
-    if cloud.dry:
-        return job
     for line in re.findall(r"^worker=.*$", told, re.MULTILINE):
         say(line)
     # A stop that came while `watch` was starting the run still stands.
@@ -94,25 +92,58 @@ def worker(job: Job, *arguments: str) -> str:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """What a run wrote last of itself: its state, its step of so many, and how many seconds ago."""
+
+    state: str
+    step: int
+    steps: int
+    age: int
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return self.state
+        return f"{self.state}, step {self.step:,} of {self.steps:,}"
+
+
+@dataclass(frozen=True)
 class Worker:
-    """What a worker says of its run: exited with a code, or not yet."""
+    """What a worker says of its run: exited with a code, or not yet; its last checkpoint, and its progress if it has a
+    file of it."""
 
     host: str
     code: int | None
     step: int
+    progress: Progress | None = None
 
 
-def look(cloud: Cloud, job: Job) -> list[Worker]:
+STATUS = re.compile(
+    r"^worker=(?P<host>\S+) state=(?P<state>running|exited code=(?P<code>\d+)|died|none) step=(?P<step>\d+)"
+    r"(?: doing=(?P<doing>\w+) at=(?P<at>\d+) of=(?P<of>\d+) age=(?P<age>\d+))?$",
+    re.MULTILINE,
+)
+
+
+def look(cloud: Cloud, job: Job, answer: float | None = None) -> list[Worker]:
     """Asks all workers; those that cannot be reached are missing in the answer."""
     try:
-        told = cloud.ssh(job, worker(job, "status", job.name, job.workdir))
+        told = cloud.ssh(job, worker(job, "status", job.name, job.workdir), answer=answer)
     except CloudError as error:
         say(str(error))
         return []
-    pattern = r"^worker=(\S+) state=(running|exited code=(\d+)|died|none) step=(\d+)$"
-    found = re.finditer(pattern, told, re.MULTILINE)
-    codes = {"running": None, "died": DIED, "none": DIED}
-    return [Worker(line[1], int(line[3]) if line[3] else codes[line[2]], int(line[4])) for line in found]
+    return [parse_status(line) for line in STATUS.finditer(told)]
+
+
+def parse_status(line: re.Match) -> Worker:
+    """A worker of its line; commits from before there was progress have lines without it."""
+    code = int(line["code"]) if line["code"] else {"running": None, "died": DIED, "none": DIED}[line["state"]]
+    numbers = [int(line[name]) for name in ("at", "of", "age")] if line["doing"] else []
+    return Worker(line["host"], code, int(line["step"]), Progress(line["doing"], *numbers) if numbers else None)
+
+
+def newest_progress(workers: list[Worker]) -> Progress | None:
+    """The progress that was written last: that of process 0, once it has begun."""
+    return min((each.progress for each in workers if each.progress), key=lambda each: each.age, default=None)
 
 
 def highest_step(cloud: Cloud, job: Job, workers: list[Worker]) -> int:
@@ -133,8 +164,8 @@ def tails(cloud: Cloud, job: Job, lines: int = 20) -> str:
 
 def stop(jobs: Jobs, cloud: Cloud, job: Job) -> None:
     """Tells the run to save and exit; `watch` leaves it alone then."""
+    jobs.change(job.name, stopped=True)
     if not cloud.dry:
-        jobs.change(job.name, stopped=True)
         state = cloud.describe(job, job.resource).state if job.created else GONE
         if state != ACTIVE or not job.started:
             say(f"nothing runs: {job.resource} is {state}")

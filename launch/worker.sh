@@ -3,7 +3,8 @@
 #
 #   worker.sh start NAME WORKDIR ARGUMENTS...  starts block_recurrent.train and comes back at once
 #   worker.sh restart NAME WORKDIR ARGUMENTS...  the same, after killing what is left of this run
-#   worker.sh status NAME WORKDIR              one line: running, exited with a code, died, or none; and the last step
+#   worker.sh status NAME WORKDIR              one line: running, exited with a code, died, or none; the last checkpoint;
+#                                              what the run was doing last, at which step of how many, how long ago
 #   worker.sh stop NAME                        SIGTERM: the run saves and exits with code 42
 #   worker.sh kill NAME                        SIGKILL, to the run and all it has started
 #   worker.sh tail NAME LINES                  the end of the log, each line with the worker's name
@@ -100,6 +101,27 @@ highest_step() {
 }
 
 run=$home/runs/${1:-}
+progress=$run/progress.json # rewritten by the run's process 0
+
+# What the run does before its own first word.
+note() {
+  printf '{"time": %s, "state": "%s", "step": 0, "steps": 0}\n' "$(date +%s)" "$1" >"$progress.partial"
+  mv "$progress.partial" "$progress"
+}
+
+doing() {
+  local text key age
+  local -A found=([time]=0 [state]="" [step]=0 [steps]=0)
+  text=$(cat "$progress" 2>/dev/null) || return 0
+  for key in "${!found[@]}"; do
+    if [[ $text =~ \"$key\":\ *\"?([0-9]+|[a-z]+) ]]; then found[$key]=${BASH_REMATCH[1]}; fi
+    if [[ $key != state && ! ${found[$key]} =~ ^[0-9]+$ ]]; then found[$key]=0; fi
+  done
+  if [[ -z ${found[state]} ]]; then return; fi
+  age=$(($(date +%s) - found[time]))
+  echo " doing=${found[state]} at=${found[step]} of=${found[steps]} age=$((age > 0 ? age : 0))"
+}
+
 case $verb in
 start | restart)
   name=$1
@@ -113,21 +135,25 @@ start | restart)
     exit 3
   fi
   for variable in "${!MEGASCALE_@}"; do unset "$variable"; done # stale ones would win over the slice's own
-  rm -f "$run/exit" "$run/pid"
+  rm -f "$run/exit" "$run/pid" "$progress"
   echo "$name" >"$home/current"
   echo "=== $(date -u +%FT%TZ) $host ${code##*/}: $*" >>"$run/log"
   setsid nohup bash "$script" supervise "$@" >>"$run/log" 2>&1 </dev/null &
   echo "worker=$host started"
   ;;
 supervise) # by start alone, which hands its lock over
+  export BLOCK_RECURRENT_PROGRESS=$progress
+  export BLOCK_RECURRENT_OWNER=$1 # the same run, started again, takes its workdir over at once
   workdir=$2
   shift 2
   echo $$ >"$run/session"
   trap 'signalled=yes' TERM # a machine that goes down tells everyone; this shell must live to write the exit code
   cd "$code"
   result=0
+  note installing
   attended bash "$script" setup >/dev/null || result=$?
   if ((result == 0)); then
+    note starting
     attended "$(python)" -m block_recurrent.train "--workdir=$workdir" "$patience" "$@" || result=$?
   fi
   echo "=== $(date -u +%FT%TZ) exit code $result"
@@ -143,7 +169,7 @@ status)
   elif [[ -d $run ]]; then
     state=died
   fi
-  echo "worker=$host state=$state step=$(highest_step "$2")"
+  echo "worker=$host state=$state step=$(highest_step "$2")$(doing)"
   ;;
 stop)
   if live "$1"; then

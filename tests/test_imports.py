@@ -15,6 +15,7 @@ ALLOWED = {
     "block_recurrent.kept_memory": set(),
     "block_recurrent.quiet": set(),
     "block_recurrent.slices": {"block_recurrent.errors"},
+    "block_recurrent.prices": {"block_recurrent.errors", "block_recurrent.slices"},
     "block_recurrent.data": {"block_recurrent.errors", "block_recurrent.quiet"},
     "block_recurrent.layers": {"block_recurrent.errors"},
     "models": {"block_recurrent.layers", "block_recurrent.errors"},
@@ -39,6 +40,7 @@ ALLOWED = {
     },
     "block_recurrent.planning": {
         "block_recurrent.errors",
+        "block_recurrent.prices",
         "block_recurrent.slices",
         "block_recurrent.training",
     },

@@ -1,7 +1,10 @@
 """What plan says of a run is what the run then holds, and what the compiler finds."""
 
+import contextlib
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from block_recurrent import plan, slices
-from block_recurrent.errors import run_command
+from block_recurrent import plan, prices, slices
+from block_recurrent.errors import UserError, run_command
 from block_recurrent.planning import compiling, flops, programs
 
 ROOT = Path(__file__).parents[1]
@@ -26,15 +29,17 @@ NEEDS_LIBTPU = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return tmp_path / "block_recurrent" / "plan"
 
 
 @pytest.fixture
 def planned(capsys):
-    """Plans by the command, and reads the one document that it prints."""
+    """Plans by the command, and reads the one document that it prints, whether the run fits or not."""
 
     def run(*arguments: str) -> dict:
-        plan.main([*arguments, "--json"])
+        with contextlib.suppress(UserError):
+            plan.main([*arguments, "--json"])
         return json.loads(capsys.readouterr().out)
 
     return run
@@ -149,6 +154,40 @@ def test_time_follows_from_tokens_and_utilisation(planned):
     by_hand = found["model_flops_per_token"] * found["tokens_per_step"] / (0.01 * peak)
     assert estimate["seconds_per_step"] == pytest.approx(by_hand)
     assert estimate["hours"] == pytest.approx(estimate["steps"] * by_hand / 3600)
+    assert estimate["hours_range"] == pytest.approx([estimate["hours"], 2 * estimate["hours"]])
+    assert found["cost"] == {}, "the file has no price of these chips"
+
+
+def test_the_range_of_hours_is_multiplied_by_the_prices_of_a_file(planned, tmp_path):
+    file = tmp_path / "prices.toml"
+    file.write_text("spot.v5e = 2\non_demand = {v5e = 5.0, v4 = 9}")
+    found = planned(*TINY, "--slice=v5e-4", "--fast", f"--prices={file}")["plans"][0]
+    hours = found["estimate"]["hours_range"]
+    assert found["cost"] == {"on_demand": [each * 20 for each in hours], "spot": [each * 8 for each in hours]}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("on_demand.v5 = 1", "no chips are called 'v5': known are v4, v5e"),
+        ("spot.v4 = -1", "the spot price of v4 is -1: give a number 0 or more"),
+        ("spot = 3", "spot is a table, [spot], with a line such as v5e = 1.20"),
+        ("price.v4 = 3", "price is none of about, [on_demand] and [spot]"),
+        ("v4 is dear", "is no file of prices"),
+    ],
+)
+def test_a_file_of_prices_that_makes_no_sense_is_refused(tmp_path, text, told):
+    (tmp_path / "prices.toml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(told)):
+        prices.read_prices(tmp_path / "prices.toml")
+
+
+def test_prices_of_ones_own_win_over_the_examples(tmp_path, cache):
+    assert "check yours" in str(prices.read_prices()) and prices.read_prices().per_hour(slices.find("v4-8"), True)
+    cache.parent.mkdir()
+    (cache.parent / "prices.toml").write_text("on_demand.v4 = 7")
+    own = prices.read_prices()
+    assert own.per_hour(slices.find("2xv4-8"), False) == 56 and own.per_hour(slices.find("v4-8"), True) is None
 
 
 def test_small_steps_are_bound_by_their_serial_chain(planned):
@@ -166,15 +205,30 @@ def test_without_the_compiler_the_fast_part_works_and_says_what_is_missing(monke
     plan.main([*TINY, "--slice=v4-8"])
     told = capsys.readouterr().out
     assert "8,452" in told and told.rstrip().endswith("pip install -r requirements-plan.txt")
+    assert "temporary memory, compile time and collectives are left out" in told and "Without --fast" not in told
+
+
+def test_a_run_that_does_not_fit_is_shown_and_ends_with_2(capsys, monkeypatch):
+    """One slice that fits, one whose devices have no rows, one whose devices are too small for the state."""
+    small = dataclasses.replace(slices.find("v5e-4"), name="small", hbm_bytes=1000)
+    monkeypatch.setitem(slices.SLICES, "small-4", small)
+    with pytest.raises(SystemExit) as stop:
+        run_command(plan.main, [*TINY, "--slice=v5e-4", "--slice=v5e-8", "--slice=small-4", "--fast"])
+    seen = capsys.readouterr()
+    assert stop.value.code == 2 and "Without --fast the TPU's compiler says" in seen.out
+    assert "small: small has 1,000 bytes a device, the train state alone is" in seen.out
+    told = "error: the run does not fit v5litepod-8: 4 rows do not divide over data x fsdp = 8: take a multiple of 8"
+    assert seen.err == f"{told} (and 1 more of the slices)\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--slice=v4-7"], "no slice is called 'v4-7': v4 has v4-8"),
-        (["--slice=v4-8", "--utilisation=40"], "--utilisation=40"),
-        (["--slice=v4-8", "--tokens=0"], "--tokens=0"),
-        (["--slice=v4-8", "--tokens=inf"], "--tokens=inf"),
+        (["--slice=v4-8", "--utilisation=40"], "--utilisation: '40' is not a number above 0, 1 or less"),
+        (["--slice=v4-8", "--tokens=0"], "--tokens: '0' is not a number 1 or more"),
+        (["--slice=v4-8", "--tokens=inf"], "--tokens: 'inf'"),
+        (["--slice=v4-8", "--prices=nowhere.toml"], "nowhere.toml is no file of prices"),
         (["--slice=v4-8", "--gin.train.rows=0"], "train.rows is 0"),
         (["--slice=v4-8", "--gin.HEADS=0"], "SlidingWindowLayer.heads is 0: give a whole number, 1 or more"),
         (["--slice=v4-8", "--gin.STEP=1"], "no gin name STEP: did you mean STEPS?"),
@@ -227,7 +281,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_to_change(planned, monkeypat
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", exhausted)
     found = planned(*SMALLEST, "--slice=v5e-1")["plans"][0]
-    assert not found["compiled"]["fits"]
+    assert not found["compiled"]["fits"] and "more HBM" in plan.failure(found)
     state = found["bytes_per_device"]["total"]
     assert 1.70 * 2**30 + state <= found["compiled"]["over_bytes"] + 2**20 <= 1.71 * 2**30 + state + 2**20
     assert any("--gin.REMAT=True" in line for line in found["advice"])

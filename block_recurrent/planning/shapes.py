@@ -131,14 +131,9 @@ def bytes_per_device(tree) -> int:
 def estimate(training: Training, where: Slice, work: Work, state_bytes: int, tokens: int, utilisation: float) -> dict:
     """Steps and time for a budget of tokens, if the products of the model alone run at `utilisation` of the peak.
 
-    The longest of several times counts; what the devices exchange is not among them.
+    The range of hours ends where they run at half of it.
     """
-    peak = where.devices * where.peak_flops
-    seconds = {
-        "arithmetic": max(work.model_flops / (peak * utilisation), work.hardware_flops / peak),
-        "memory": 2 * state_bytes / where.bandwidth,  # all of the state is read and written
-        "latency": max(1, work.serial_iterations) * SECONDS_PER_ITERATION,
-    }
+    seconds, slow = (step_seconds(where, work, state_bytes, share) for share in (utilisation, utilisation / 2))
     bound = max(seconds, key=seconds.get)
     steps = math.ceil(tokens / training.tokens_per_step)
     return {
@@ -148,5 +143,16 @@ def estimate(training: Training, where: Slice, work: Work, state_bytes: int, tok
         "bound_by": bound,
         "tokens_per_second": training.tokens_per_step / seconds[bound],
         "hours": steps * seconds[bound] / 3600,
+        "hours_range": [steps * max(each.values()) / 3600 for each in (seconds, slow)],
         "chip_hours": steps * seconds[bound] / 3600 * where.devices,
+    }
+
+
+def step_seconds(where: Slice, work: Work, state_bytes: int, utilisation: float) -> dict[str, float]:
+    """Seconds of a step by what may bound it; the longest counts. What the devices exchange is not among them."""
+    peak = where.devices * where.peak_flops
+    return {
+        "arithmetic": max(work.model_flops / (peak * utilisation), work.hardware_flops / peak),
+        "memory": 2 * state_bytes / where.bandwidth,  # all of the state is read and written
+        "latency": max(1, work.serial_iterations) * SECONDS_PER_ITERATION,
     }

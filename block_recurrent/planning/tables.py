@@ -6,11 +6,12 @@ from rich.console import Console
 from rich.table import Table
 
 from block_recurrent.planning.programs import COLLECTIVES
+from block_recurrent.prices import Prices
 
 NOT_KNOWN = "-"
 
 
-def show(plans: list[dict]) -> None:
+def show(plans: list[dict], prices: Prices) -> None:
     """Prints plans side by side, and below them what is wrong and what to do."""
     console = Console(width=None if sys.stdout.isatty() else 200)
     table = Table(show_header=True, header_style="bold", pad_edge=False)
@@ -27,12 +28,15 @@ def show(plans: list[dict]) -> None:
             console.print(f"{plan['slice']}: {problem}", soft_wrap=True, highlight=False, markup=False)
         for change in plan["advice"]:
             console.print(f"{plan['slice']}: try {change}", soft_wrap=True, highlight=False, markup=False)
+    share = plans[0]["utilisation"]
     console.print(
-        f"Times are estimates: matrix products of the model at {plans[0]['utilisation']:.0%} of the published peak, "
-        "exchanges between devices not counted.",
+        f"Times are estimates: matrix products of the model at {share:.0%} of the published peak and at "
+        f"{share / 2:.0%}, exchanges between devices not counted.",
         soft_wrap=True,
         highlight=False,
     )
+    if any(plan["cost"] for plan in plans):
+        console.print(f"Costs are these times and the {prices}.", soft_wrap=True, highlight=False, markup=False)
 
 
 def lines(plan: dict) -> dict[str, str]:
@@ -56,8 +60,10 @@ def lines(plan: dict) -> dict[str, str]:
         "estimate: tokens per second": told(estimate.get("tokens_per_second"), "{:,.0f}"),
         "estimate: steps": told(estimate.get("steps"), "{:,}"),
         "estimate: tokens": told(estimate.get("tokens"), "{:,}"),
-        "estimate: time": told(estimate.get("hours"), "{:,.1f} h"),
-        "estimate: chip-hours": told(estimate.get("chip_hours"), "{:,.0f}"),
+        "estimate: time": between(estimate.get("hours_range"), "{:,.1f}", " h"),
+        "estimate: chip-hours": between(chip_hours(plan), "{:,.0f}"),
+        "estimate: cost on demand": between(plan["cost"].get("on_demand"), "${:,.0f}"),
+        "estimate: cost spot": between(plan["cost"].get("spot"), "${:,.0f}"),
         "a device's HBM": size(plan["hbm_bytes"]),
         "compiler: HBM per device": size(compiled.get("used_bytes")),
         "  fits": verdict(compiled) if compiled else NOT_KNOWN,
@@ -75,6 +81,16 @@ def lines(plan: dict) -> dict[str, str]:
 
 def verdict(compiled: dict) -> str:
     return "yes" if compiled["fits"] else f"no, by {size(compiled['over_bytes'])}"
+
+
+def chip_hours(plan: dict) -> list[float] | None:
+    return [hours * plan["devices"] for hours in plan["estimate"]["hours_range"]] if plan["estimate"] else None
+
+
+def between(ends: list[float] | None, layout: str, unit: str = "") -> str:
+    """A range, or one figure where its ends look the same."""
+    found = list(dict.fromkeys(layout.format(end) for end in ends or []))
+    return " to ".join(found) + unit if found else NOT_KNOWN
 
 
 def told(value, layout: str) -> str:

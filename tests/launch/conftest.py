@@ -1,11 +1,14 @@
 """A cloud in a folder, a repository that is pushed to a remote in another, and short waits."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 
 from block_recurrent.errors import run_command
 from launch import __main__ as launch
+from tests.launch import fake_gcloud
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = "--patience=600"  # what worker.sh gives every run
@@ -39,10 +43,12 @@ class FakeCloud:
         lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         return [line for line in lines if set(words) <= set(line)]
 
-    def launch(self, command: str, name: str, *arguments: str) -> int:
-        """Runs a launch command as from a terminal and gives its exit code."""
+    def launch(self, command: str, name: str, *arguments: str, yes: bool = True, checked: bool = False) -> int:
+        """Runs a launch command as from a terminal and gives its exit code; it does not ask and does not plan."""
+        flags = ["--yes"] if yes and command in ("up", "sweep") else []
+        flags += ["--unchecked"] if not checked and command in ("up", "run", "sweep", "jobset") else []
         try:
-            run_command(launch.main, [command, name, f"--state={self.state}", *arguments])
+            run_command(launch.main, [command, name, f"--state={self.state}", *flags, *arguments])
         except SystemExit as exit_code:
             return exit_code.code or 0
         return 0
@@ -61,6 +67,8 @@ def cloud(tmp_path, monkeypatch) -> FakeCloud:
     program(programs / "hostname", 'echo "${FAKE_HOST:-here}"')
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_CLOUD", str(folder))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    run = call_in_process(monkeypatch, folder)
     for name in ("BR_HOME", "BR_PYTHON", "BR_REQUIREMENTS"):
         monkeypatch.delenv(name, raising=False)
     begun, sleep = time.monotonic(), time.sleep
@@ -72,7 +80,29 @@ def cloud(tmp_path, monkeypatch) -> FakeCloud:
     monkeypatch.setattr(time, "sleep", bounded_sleep)
     yield (fake := FakeCloud(folder, tmp_path / "state"))
     for resource in fake.resources:  # ends what a test has left running
-        subprocess.run(["gcloud", "compute", "tpus", "queued-resources", "delete", resource, "--force"], check=True)
+        run(["gcloud", "compute", "tpus", "queued-resources", "delete", resource, "--force"], check=True)
+
+
+def call_in_process(monkeypatch, folder: Path) -> Callable:
+    """Answers calls of gcloud without the program, most of which is Python's start; gives what starts it."""
+    start = subprocess.run
+    monkeypatch.setattr(fake_gcloud, "CLOUD", folder)
+
+    def run(command: list[str], *, stdout=None, input: str | None = None, **more) -> subprocess.CompletedProcess:
+        if command[0] != "gcloud":
+            return start(command, stdout=stdout, **({} if input is None else {"input": input}), **more)
+        output, errors, code = io.StringIO(), io.StringIO(), 0
+        monkeypatch.setattr(sys, "stdin", io.StringIO(input or ""))
+        try:
+            with redirect_stderr(errors), redirect_stdout(sys.stdout if stdout is None else output):
+                fake_gcloud.main(command[1:])
+        except SystemExit as end:
+            errors.write(f"{end.code}\n" if isinstance(end.code, str) else "")
+            code = end.code if isinstance(end.code, int) else 1
+        return subprocess.CompletedProcess(command, code, output.getvalue(), errors.getvalue())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return start
 
 
 def program(file: Path, *lines: str) -> Path:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CLOUD = Path(os.environ["FAKE_CLOUD"])
+CLOUD = Path(os.environ.get("FAKE_CLOUD", "unset"))
 
 
 def main(arguments: list[str]) -> None:
@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> None:
             told = storage(*words[1:])
         else:
             told = answer(cloud, " ".join(words))
-        (CLOUD / "cloud.json").write_text(json.dumps(cloud, indent=1))
+        (CLOUD / "cloud.partial").write_text(json.dumps(cloud, indent=1))
+        (CLOUD / "cloud.partial").replace(CLOUD / "cloud.json")
     print(told, end="")
 
 

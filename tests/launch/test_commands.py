@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from block_recurrent.errors import MISTAKE, UserError
+from block_recurrent.errors import MISTAKE, PREEMPTED, UserError
 from launch.cloud import Cloud, CloudError
 from launch.jobs import Job
 from launch.sweep import expand, parse
@@ -45,13 +45,34 @@ def test_dry_run_prints_the_exact_commands_and_does_nothing(cloud, repository, c
     more = [argument.replace("COMMIT", commit) for argument in more]
     assert cloud.launch(command, "mine", "--dry-run", *more) == 0
     told = capsys.readouterr().out.replace(commit, "COMMIT")
-    told = re.sub(r"owner=\w+", "owner=OWNER", re.sub(r"doctor-\d+", "doctor-PID", told))
+    told = re.sub(r"owner=\w+", "owner=OWNER", re.sub(r"doctor-\d+", "doctor-PID", told.replace(str(ROOT), "HERE")))
     file = GOLDEN / f"{golden}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(told)
     assert told == file.read_text()
-    assert not cloud.calls() and not cloud.state.exists()
+    assert not cloud.calls() and not list(cloud.state.glob("*.json"))
+
+
+def test_a_dry_run_of_all_remembers_what_a_real_one_would(cloud, repository, capsys):
+    """Each command after the first is given the name alone."""
+    commands = {
+        ("up", *WHERE, "--spot"): "create mine-1 ",
+        ("run", *RUN, *TRAINING): "worker.sh start mine gs://bucket/mine --gin_file=configs/pg19/rec_fixed_skip.gin",
+        ("watch",): "create mine-2 --zone=us-west4-a",
+        ("logs",): "worker.sh tail mine 100",
+        ("stop",): "worker.sh stop mine",
+        ("down",): "delete mine-1 --zone=us-west4-a",
+        ("up",): "create mine-2 ",
+    }
+    for (command, *more), told in commands.items():
+        assert cloud.launch(command, "mine", "--dry-run", *more) == 0
+        assert told in capsys.readouterr().out
+    assert not cloud.calls() and cloud.launch("down", "mine") == MISTAKE, "of a real job nothing is known"
+    assert cloud.launch("up", "mine", *WHERE) == 0
+    capsys.readouterr()
+    assert cloud.launch("down", "mine", "--dry-run") == 0
+    assert "delete mine-1 " in capsys.readouterr().out, "what was rehearsed gives way to what happened"
 
 
 def test_down_dry_run_names_what_it_would_delete(cloud, capsys):
@@ -93,6 +114,18 @@ def test_the_jobset_means_what_launch_does(cloud, repository, capsys):
         ("up", ["--zone=z"], "job mine has no --slice, --project: give it once, it is remembered"),
         ("run", [*WHERE, *RUN], "nothing to run: give the arguments of block_recurrent.train after --"),
         ("run", [*WHERE, "--workdir=runs/mine", *TRAINING], "workers need gs://BUCKET/FOLDER, or an absolute path"),
+        ("run", [*WHERE, "--workdir=/runs/mine", *TRAINING], "and --shared-disk"),
+        ("run", [*WHERE, RUN[0], *TRAINING], "remote.git, a path of this machine: push to a server"),
+        ("sweep", [*WHERE, *RUN[:1], "--repository=file:///x", *TRAINING], "workers cannot clone file:///x, a path"),
+        ("jobset", [*WHERE, *RUN[:1], "--repository=../x", *TRAINING], "workers cannot clone ../x, a path of this"),
+        ("up", [*WHERE, "--interval=0"], "--interval: '0' is not a number above 0"),
+        ("up", [*WHERE, "--max-hours=nan"], "--max-hours: 'nan' is not a number above 0"),
+        ("run", ["--max-cost=-3"], "--max-cost: '-3' is not a number above 0"),
+        ("watch", ["--patience=0"], "--patience: '0' is not a whole number 1 or more"),
+        ("sweep", ["--grace=-1"], "--grace: '-1' is not a number 0 or more"),
+        ("watch", ["--stall=soon"], "--stall: 'soon' is not a number above 0"),
+        ("logs", ["--lines=-1"], "--lines: '-1' is not a whole number 0 or more"),
+        ("fly", [], "COMMAND: invalid choice: 'fly'"),
         ("run", [*WHERE, *RUN, *TRAINING, "--workdir=/x"], "give --workdir before the --"),
         ("run", [*WHERE, *RUN, *TRAINING], "job mine has no slice yet: python -m launch up mine"),
         ("run", [*WHERE, *RUN, "--commit=nowhere", *TRAINING], "no commit nowhere in this repository: see git log"),
@@ -131,12 +164,13 @@ def test_debug_among_the_arguments_of_training_is_passed_on(cloud, repository, c
     assert line.count('"--debug"') == 1
 
 
-def test_launch_needs_nothing_of_the_library_but_its_errors_and_its_slices():
+def test_launch_needs_only_what_is_light_of_the_library():
     program = (
         "import sys, launch.__main__; print(*sorted(name for name in sys.modules if name.startswith('block_rec')))"
     )
     told = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["block_recurrent", "block_recurrent.errors", "block_recurrent.slices"]
+    used = {"commandline", "errors", "prices", "ranges", "slices"}
+    assert set(told.split()) == {"block_recurrent", *(f"block_recurrent.{name}" for name in used)}
 
 
 def test_a_missing_gcloud_is_told(cloud, capsys):
@@ -165,7 +199,7 @@ def test_changes_that_workers_would_not_get_are_refused(cloud, published, tmp_pa
     monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", "exit 0")))
     assert cloud.launch("up", "mine", *WHERE) == 0
     (clone / "requirements.txt").write_text("")
-    run = ("run", "mine", "--workdir=/shared", *TRAINING)
+    run = ("run", "mine", "--workdir=/shared", "--shared-disk", *TRAINING)
     assert cloud.launch(*run) == MISTAKE
     assert "1 files are not committed (first: requirements.txt)" in capsys.readouterr().err
     git(clone, "commit", "--quiet", "--all", "--message=more")
@@ -173,6 +207,18 @@ def test_changes_that_workers_would_not_get_are_refused(cloud, published, tmp_pa
     assert "is on no remote branch known here: push it" in capsys.readouterr().err
     git(clone, "reset", "--quiet", "--soft", "HEAD~1")
     assert cloud.launch("run", "mine", "--allow-dirty", *run[2:]) == 0, "the commit, without the later changes"
+
+
+def test_a_job_of_an_earlier_version_goes_on(cloud, repository, capsys):
+    """Its workdir is a path: `watch` takes it as before, `run` wants to hear of the shared disk once."""
+    told = {"name": "mine", "project": "p", "zone": "z", "slice": "v5litepod-8", "spot": True, "repository": "/x"}
+    told |= {"commit": git(repository, "rev-parse", "HEAD"), "workdir": "/x", "arguments": ["--gin_file=x.gin"]}
+    told |= {"create_flags": [], "ssh_flags": [], "owner": "o", "created": [], "attempts": 3, "stopped": True}
+    cloud.state.mkdir()
+    (cloud.state / "mine.json").write_text(json.dumps({**told, "started": False}))
+    assert cloud.launch("watch", "mine") == PREEMPTED and "mine was stopped" in capsys.readouterr().out
+    assert cloud.launch("run", "mine") == MISTAKE and "--shared-disk" in capsys.readouterr().err
+    assert cloud.launch("up", "mine") == 0 and set(cloud.resources) == {"mine-4"}
 
 
 def quota(name: str, **zones: int) -> dict:
@@ -197,7 +243,7 @@ ANSWERS = {
     "auth list": "me@example.com",
     "projects describe": "my-project",
     "compute tpus accelerator-types list": "v5litepod-8\nv5litepod-16",
-    "quotas info list": json.dumps(QUOTAS),
+    "beta quotas info list": json.dumps(QUOTAS),
 }
 
 
@@ -213,7 +259,7 @@ def healthy(cloud, repository, tmp_path, monkeypatch):
 
 
 def test_doctor_finds_all_well_and_leaves_nothing_behind(healthy, capsys):
-    assert healthy.launch("doctor", "mine", *WHERE, "--workdir=gs://bucket/mine") == 0
+    assert healthy.launch("doctor", "mine", *WHERE, "--workdir=gs://bucket/mine", "--shared-disk") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 9 and all(line.startswith("ok ") for line in lines)
     assert not list((healthy.folder / "buckets" / "bucket" / "mine").iterdir()) and not healthy.resources
@@ -226,10 +272,11 @@ def test_doctor_finds_all_well_and_leaves_nothing_behind(healthy, capsys):
         ({"projects describe": None}, (), "FAILED  project and zone: project my-project failed"),
         ({"compute tpus": "v5litepod-8"}, (), "us-west4-a does not offer v5litepod-16 (v5litepod-8)"),
         ({"compute tpus": None}, (), "gcloud services enable tpu.googleapis.com"),
-        ({"quotas info list": None}, (), "FAILED  quota: reading quotas failed"),
+        ({"beta quotas info list": None}, (), "FAILED  quota: reading quotas failed"),
         ({}, ("--workdir=gs://other/mine",), "FAILED  bucket: writing to gs://other/mine failed"),
         ({}, ("--workdir=/local",), "FAILED  bucket: /local is not in a bucket"),
-        ({}, ("--repository=/nowhere",), "FAILED  code: git ls-remote"),
+        ({}, ("--repository=/nowhere",), "FAILED  code: workers cannot clone /nowhere, a path of this machine"),
+        ({}, ("--repository=/nowhere", "--shared-disk"), "FAILED  code: git ls-remote"),
         ({}, ("--gcloud=nowhere",), "FAILED  gcloud: nowhere is not on the PATH. Do: install the Google Cloud SDK"),
     ],
 )
@@ -264,6 +311,19 @@ def test_doctor_says_what_is_wrong_and_what_to_do(healthy, capsys, answers, more
 )
 def test_doctor_compares_the_quota_with_what_the_slice_needs(healthy, capsys, more, line):
     healthy.launch("doctor", "mine", *WHERE, "--workdir=gs://bucket/mine", *more)
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("quotas info list", "ok      quota: TPUV5sLitepodPerProjectPerZoneForTPUAPI is 16"),
+        ("neither of them", "-       quota not checked: this gcloud has no `gcloud beta quotas`"),
+    ],
+)
+def test_doctor_tries_both_commands_for_quotas_and_goes_on_without(healthy, capsys, command, line):
+    healthy.change(answers={name.replace("beta quotas info list", command): told for name, told in ANSWERS.items()})
+    assert healthy.launch("doctor", "mine", *WHERE, "--workdir=gs://bucket/mine", "--shared-disk") == 0
     assert line in capsys.readouterr().out
 
 
@@ -302,7 +362,8 @@ def test_a_sweep_that_makes_no_sense_is_refused(text):
 
 def test_a_sweep_writes_a_job_a_run_that_up_and_run_take(cloud, repository, tmp_path, monkeypatch):
     monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", "exit 0")))
-    sweep = ("--slice=v5litepod-8", *WHERE[1:], f"--workdir={tmp_path}", "--sweep=train.seed=0,1", *TRAINING)
+    where = ("--slice=v5litepod-8", *WHERE[1:], f"--workdir={tmp_path}", "--shared-disk")
+    sweep = (*where, "--sweep=train.seed=0,1", *TRAINING)
     assert cloud.launch("sweep", "s", *sweep) == 0 and not cloud.resources
     assert cloud.launch("up", "s-seed-1") == 0
     assert cloud.launch("run", "s-seed-1") == 0
@@ -314,8 +375,8 @@ def test_a_sweep_now_runs_all_on_one_booking_and_gives_it_back(cloud, repository
     seen = tmp_path / "seen"
     fails = 'case "$*" in *seed=1*) exit 3;; esac'
     monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", f'echo "$*" >>{seen}', fails)))
-    where = ("--slice=v5litepod-8", *WHERE[1:], f"--workdir={tmp_path / 'runs'}", "--interval=0.1")
-    assert cloud.launch("sweep", "s", *where, "--now", "--sweep=train.seed=0,1,2", *TRAINING) == 3
+    where = ("--slice=v5litepod-8", *WHERE[1:], f"--workdir={tmp_path / 'runs'}", "--shared-disk")
+    assert cloud.launch("sweep", "s", *where, "--interval=0.1", "--now", "--sweep=train.seed=0,1,2", *TRAINING) == 3
     seeds = re.findall(r"seed=(\d)", seen.read_text())
     assert seeds == ["0", "1", "1", "1", "2"], "one that fails three times does not keep the next from its turn"
     assert len(cloud.calls("create")) == 1 and not cloud.resources

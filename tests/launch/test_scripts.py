@@ -1,6 +1,7 @@
 """The shell files: clean, an environment made once, and Slurm's requeueing."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,25 @@ def test_stale_variables_of_several_slices_do_not_reach_a_run(worker, tmp_path):
     log, code = (tmp_path / "home" / "runs" / "mine" / name for name in ("log", "exit"))
     wait_for(code)
     assert "slices unset" in log.read_text() and code.read_text() == "0\n"
+
+
+def test_a_worker_tells_what_its_run_does_and_how_long_ago(worker, tmp_path):
+    file = tmp_path / "home" / "runs" / "mine" / "progress.json"
+    python = program(tmp_path / "python", 'cat "$BLOCK_RECURRENT_PROGRESS"; echo "$BLOCK_RECURRENT_OWNER $PWD"')
+    assert worker("status", "mine", "/nowhere").stdout.endswith(" state=none step=0\n")
+    worker("start", "mine", "/nowhere", BR_PYTHON=str(python))
+    wait_for(file.parent / "exit")
+    log = (file.parent / "log").read_text()
+    assert '"state": "starting", "step": 0, "steps": 0}' in log and "mine /" in log
+    for text, told in {
+        '{"time": 0, "state": "training", "step": 1200, "steps": 5000}': "training at=1200 of=5000",
+        '{\n "steps": null,\n "step": 7,\n "state": "saving",\n "time": 12.75\n}': "saving at=7 of=0",
+    }.items():
+        file.write_text(text)
+        assert re.search(f" doing={told} age=[0-9]{{9,}}\n$", worker("status", "mine", "/nowhere").stdout)
+    for nothing in ("", "{"):
+        file.write_text(nothing)
+        assert worker("status", "mine", "/nowhere").stdout.endswith(" state=exited code=0 step=0\n")
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, 0), (42, 1), (7, 1)])

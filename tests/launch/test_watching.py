@@ -1,11 +1,12 @@
 """What `watch` does about each way in which a run or its slice can end; the runs are shell scripts."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from block_recurrent.errors import MISTAKE, PREEMPTED
-from launch.running import Worker
+from launch.running import STATUS, Progress, Worker, newest_progress, parse_status
 from launch.watching import verdict
 from tests.launch.conftest import PATIENCE, program, wait_for
 
@@ -17,13 +18,71 @@ QUICK = ("--interval=0.1", "--grace=0.3", "--patience=3")
 def running(cloud, repository, tmp_path, monkeypatch):
     """Starts a job whose training is a shell script, on slices with the scripts given."""
 
-    def start(*lines: str, scripts: tuple = (), where: tuple = WHERE) -> None:
+    def start(*lines: str, scripts: tuple = (), on: tuple = WHERE) -> None:
         monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", *lines)))
         cloud.change(scripts=list(scripts))
-        assert cloud.launch("up", "mine", *where, "--interval=0.1") == 0
-        assert cloud.launch("run", "mine", f"--workdir={tmp_path / 'run'}", "--", "--gin_file=x.gin") == 0
+        assert cloud.launch("up", "mine", *on, "--interval=0.1") == 0
+        where = (f"--workdir={tmp_path / 'run'}", "--shared-disk")
+        assert cloud.launch("run", "mine", *where, "--", "--gin_file=x.gin") == 0
 
     return start
+
+
+def writes(state: str, step: int, time: str = "$(date +%s)") -> str:
+    """A line of shell that says what its process 0 would of a run."""
+    text = f'{{"time": %s, "state": "{state}", "step": {step}, "steps": 5000}}'
+    return f"printf '{text}' {time} >$BLOCK_RECURRENT_PROGRESS"
+
+
+@pytest.fixture
+def heard(monkeypatch, tmp_path):
+    """What a watch says; a file is made as soon as it begins with a word."""
+
+    def until(word: str) -> tuple[list[str], Path]:
+        told, file = [], tmp_path / "heard"
+
+        def say(text: str) -> None:
+            told.append(text)
+            if text.startswith(word):
+                file.touch()
+
+        monkeypatch.setattr("launch.watching.say", say)
+        return told, file
+
+    return until
+
+
+def test_the_steps_of_a_run_are_shown(cloud, running, heard):
+    told, done = heard("training")
+    running(writes("training", 1200), f"until [ -e {done} ]; do sleep 0.05; done")
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+    assert told[-2:] == ["training, step 1,200 of 5,000", "mine is done, at step 0"]
+
+
+def test_a_run_that_has_not_moved_is_shown_killed_and_tried_again(cloud, running, tmp_path, capfd):
+    """Whatever its process says of itself by living on."""
+    running(f"echo $BLOCK_RECURRENT_OWNER >>{tmp_path}/tries", "echo the end", writes("saving", 7, "0"), "sleep 60")
+    assert cloud.launch("watch", "mine", *QUICK, "--stall=30") == 137
+    told = capfd.readouterr().out
+    assert "minutes (saving, step 7 of 5,000); it ends with:" in told and "mine-1-w-0: the end" in told
+    assert "mine stalled and was killed at step 0: 3 of 3 tries without progress" in told
+    assert (tmp_path / "tries").read_text() == "mine\n" * 3 and set(cloud.resources) == {"mine-1"}
+
+
+def test_a_stalled_run_that_had_got_on_is_not_given_up(cloud, running, tmp_path):
+    checkpoint = f'mkdir -p "{tmp_path}/run/checkpoints/7"; [ -e {tmp_path}/second ] && exit 0; touch {tmp_path}/second'
+    running(checkpoint, writes("training", 8, "0"), "sleep 60")
+    assert cloud.launch("watch", "mine", *QUICK) == 0
+
+
+def test_a_run_without_a_file_of_its_progress_is_watched_by_its_checkpoints(cloud, running, heard, tmp_path):
+    """As those of commits from before there was one are."""
+    told, done = heard("running")
+    unwritten = f"rm $BLOCK_RECURRENT_PROGRESS; mkdir -p {tmp_path}/run/checkpoints/900; touch {tmp_path}/up"
+    running(unwritten, f"until [ -e {done} ]; do sleep 0.05; done")
+    wait_for(tmp_path / "up")
+    assert cloud.launch("watch", "mine", *QUICK, "--stall=1e-9") == 0
+    assert "running, last checkpoint at step 900" in told
 
 
 def test_done_is_exit_code_0(cloud, running, capfd):
@@ -91,7 +150,7 @@ def test_a_creation_that_is_refused_is_given_up(cloud, running, capfd):
 
 def test_workers_that_hang_behind_one_that_failed_are_killed(cloud, running, tmp_path, capfd):
     fails_alone = f"[ $FAKE_HOST = mine-1-w-2 ] && exit 5; [ -e {tmp_path}/again ] || exec sleep 60"
-    running(fails_alone, where=("--slice=v5litepod-16", *WHERE[1:]))
+    running(fails_alone, on=("--slice=v5litepod-16", *WHERE[1:]))
     assert cloud.launch("watch", "mine", *QUICK) == 5
     told = capfd.readouterr().out
     assert "workers that hang are killed" in told and "mine-1-w-2: === " in told
@@ -101,7 +160,7 @@ def test_workers_that_hang_behind_one_that_failed_are_killed(cloud, running, tmp
 
 def test_workers_that_hang_behind_one_that_is_done_are_started_again(cloud, running, tmp_path, capfd):
     hangs_once = f"[ $FAKE_HOST = mine-1-w-2 ] || [ -e {tmp_path}/again ] || exec sleep 60; touch {tmp_path}/again"
-    running(hangs_once, where=("--slice=v5litepod-16", *WHERE[1:]))
+    running(hangs_once, on=("--slice=v5litepod-16", *WHERE[1:]))
     assert cloud.launch("watch", "mine", *QUICK) == 0
     told = capfd.readouterr().out
     assert "workers that hang are killed" in told and "failed with code 137" in told
@@ -133,7 +192,7 @@ def test_a_stop_in_the_middle_of_a_replacement_stands(cloud, running, monkeypatc
 
 
 def test_all_workers_of_all_slices_run_and_have_their_logs(cloud, running, capfd):
-    running('echo "on $FAKE_HOST"', where=("--slice=2xv5litepod-8", *WHERE[1:]))
+    running('echo "on $FAKE_HOST"', on=("--slice=2xv5litepod-8", *WHERE[1:]))
     assert cloud.launch("watch", "mine", *QUICK) == 0
     assert cloud.launch("logs", "mine", "--worker=1") == 0
     told = capfd.readouterr().out
@@ -182,7 +241,7 @@ def test_steps_in_a_bucket_are_counted_from_here(cloud, repository, monkeypatch,
             (checkpoints / step / "commit_success.txt").touch()
     monkeypatch.setenv("BR_PYTHON", str(program(tmp_path / "python", "exit 0")))
     assert cloud.launch("up", "mine", *WHERE) == 0
-    assert cloud.launch("run", "mine", "--workdir=gs://b/run", "--", "--gin_file=x.gin") == 0
+    assert cloud.launch("run", "mine", "--workdir=gs://b/run", "--shared-disk", "--", "--gin_file=x.gin") == 0
     assert cloud.launch("watch", "mine", *QUICK) == 0
     assert "done, at step 1200" in capfd.readouterr().out
 
@@ -242,3 +301,24 @@ def test_up_again_goes_on_waiting(cloud):
 )
 def test_verdict(codes, expected):
     assert verdict([Worker(f"w-{i}", code, 0) for i, code in enumerate(codes)], 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("worker=w state=running step=9", Worker("w", None, 9)),
+        ("worker=w state=died step=0 doing=saving at=7 of=9 age=3", Worker("w", 137, 0, Progress("saving", 7, 9, 3))),
+        (
+            "worker=w state=exited code=42 step=5 doing=done at=9 of=9 age=0",
+            Worker("w", 42, 5, Progress("done", 9, 9, 0)),
+        ),
+    ],
+)
+def test_lines_of_workers_old_and_new_are_read(line, expected):
+    assert parse_status(STATUS.fullmatch(line)) == expected
+
+
+def test_the_progress_of_a_run_is_what_was_written_last():
+    first, last = Progress("starting", 0, 0, 700), Progress("compiling", 0, 8, 5)
+    assert newest_progress([Worker("a", None, 0, first), Worker("b", None, 0, last), Worker("c", None, 0)]) == last
+    assert (str(first), str(last)) == ("starting", "compiling, step 0 of 8") and newest_progress([]) is None
