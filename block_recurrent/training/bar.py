@@ -50,9 +50,8 @@ class Bar:
             self.left = f"{in_seconds(each * (self.steps - step))} left"
 
     def close(self, done: bool) -> None:
-        """Leaves the last state on the screen."""
-        if done:
-            self.state, self.left = "done", f"in {self.elapsed()}"
+        """Leaves on the screen how it ended, and after what time."""
+        self.state, self.left = "done" if done else "stopped", f"in {self.elapsed()}"
         self.live.stop()
 
     def elapsed(self) -> str:

@@ -31,8 +31,8 @@ class Unit:
     nats: float = 1.0  # in one of it
     positions: str = "tokens"  # what is read
 
-    def of(self, loss: float, digits: int = 4) -> str:
-        return f"{loss / self.nats:.{digits}f} {self.name}"
+    def of(self, loss: float) -> str:
+        return f"{loss / self.nats:.4f} {self.name}"
 
 
 def unit_of(model: nn.Module, vocabulary: Vocabulary) -> Unit:
@@ -118,7 +118,7 @@ class Reporter:
         """Shows a step that is finished."""
         self.step = step
         if self.bar is not None:
-            self.pace = (f"loss {self.unit.of(loss, 3)}", *pace.pieces(self.unit.positions))
+            self.pace = (f"loss {self.unit.of(loss)}", *pace.pieces(self.unit.positions))
             self.bar.advance(step)
         if self.progress.state != "training":
             self.state("training")
@@ -156,8 +156,7 @@ class Reporter:
         if not self.losses:
             return ""
         last, best = next(reversed(self.losses.values())), min(self.losses, key=self.losses.__getitem__)
-        scaled = (last / self.unit.nats, self.losses[best] / self.unit.nats)
-        return "held out {:.3f}, best {:.3f} at step {:,}".format(*scaled, best)
+        return f"held out {last / self.unit.nats:.4f}, best {self.losses[best] / self.unit.nats:.4f} at step {best:,}"
 
     def close(self) -> None:
         if self.active:
