@@ -19,10 +19,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks.interleaved import medians
+from block_recurrent.flops import product_flops
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
-from block_recurrent.planning.flops import product_flops
 from block_recurrent.training.optimizers import adafactor, inverse_square_root
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer

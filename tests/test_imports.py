@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 # Part of the code, what it may import of the others.
 ALLOWED = {
     "block_recurrent.errors": set(),
+    "block_recurrent.flops": set(),
     "block_recurrent.kept_memory": set(),
     "block_recurrent.quiet": set(),
     "block_recurrent.slices": {"block_recurrent.errors"},
@@ -34,12 +35,15 @@ ALLOWED = {
         "block_recurrent.checkpoints",
         "block_recurrent.data",
         "block_recurrent.errors",
+        "block_recurrent.flops",
         "block_recurrent.inference",
         "block_recurrent.layers",
         "block_recurrent.quiet",
+        "block_recurrent.slices",
     },
     "block_recurrent.planning": {
         "block_recurrent.errors",
+        "block_recurrent.flops",
         "block_recurrent.prices",
         "block_recurrent.slices",
         "block_recurrent.training",

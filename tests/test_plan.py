@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from block_recurrent import plan, prices, slices
+from block_recurrent import flops, plan, prices, slices
 from block_recurrent.errors import UserError, run_command
-from block_recurrent.planning import compiling, flops, programs
+from block_recurrent.planning import compiling, programs
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--gin_file=tests/tiny.gin"]

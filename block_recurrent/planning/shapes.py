@@ -4,17 +4,17 @@ import math
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from block_recurrent.errors import UserError
-from block_recurrent.planning.flops import product_flops, serial_iterations, training_flops
+from block_recurrent.flops import product_flops, serial_iterations
 from block_recurrent.slices import Slice
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import parameter_counts
-from block_recurrent.training.sharding import AXES, AXIS_TYPES, check_rows, in_mesh, indivisible, mesh_sizes
-from block_recurrent.training.step import Trainer, boxed_params, make_loss
+from block_recurrent.training.sharding import AXES, AXIS_TYPES, check_rows, indivisible, mesh_sizes
+from block_recurrent.training.step import Trainer, boxed_params
+from block_recurrent.training.utilisation import model_flops
 
 # Assumed, not measured: what an iteration of a compiled loop costs on an accelerator however little is in it.
 SECONDS_PER_ITERATION = 5e-6
@@ -56,10 +56,7 @@ def count_work(training: Training, kind: str) -> Work:
     trainer = training.trainer(alone)
     state, batch = trainer.abstract_state(), trainer.abstract_batch(training.segment)
     step = trainer.trace(state, batch).jaxpr.jaxpr
-    with in_mesh(alone):
-        key, total = jax.eval_shape(lambda: (jax.random.key(0), jnp.zeros(())))
-        needed = training_flops(make_loss(training.model, False), state.params, state.memory, batch, key, total)
-    return Work(needed, product_flops(step), serial_iterations(step))
+    return Work(model_flops(trainer, training.segment), product_flops(step), serial_iterations(step))
 
 
 def abstract_mesh(sizes: tuple[int, int, int], kind: str) -> AbstractMesh:

@@ -25,10 +25,12 @@ from block_recurrent.training.overview import overview
 from block_recurrent.training.plateau import STEADY, Plateau, best
 from block_recurrent.training.processes import PATIENCE, Attendance, agree, everyones, meet
 from block_recurrent.training.profiling import Profile
-from block_recurrent.training.reporting import LateMetrics, Reporter
+from block_recurrent.training.progress import progress_file
+from block_recurrent.training.reporting import LateMetrics, Reporter, unit_of
 from block_recurrent.training.sharding import check_rows, in_mesh, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
 from block_recurrent.training.stopping import Stopped, StopRequest
+from block_recurrent.training.utilisation import seconds_at_peak
 
 READING = 1800.0  # seconds that a process waits for the others to read a checkpoint; one that dies ends it sooner
 
@@ -83,6 +85,7 @@ def train(
         keep_checkpoints=keep_checkpoints,
         **({} if evaluation_batches is None else {"evaluation_batches": evaluation_batches}),
     )
+    progress = progress_file(steps, active=jax.process_index() == 0)
     folder = run_folder(workdir)
     data = open_store(store_of_run(folder, store))
     check_vocabulary(model, data)
@@ -101,6 +104,7 @@ def train(
 
     def place_unless_stopped(batch):
         stop.check()  # an evaluation may last longer than the notice of a machine that is taken away
+        report.batch()
         return trainer.place(batch)
 
     evaluator = Evaluator(model, rows, segment, place_unless_stopped, trainer.local_rows(), trainer.initial_memory)
@@ -121,15 +125,17 @@ def train(
     scale, stops = decided(plateau, losses)
     if jax.process_index() == 0 and not stops:
         (folder / STOPPED).unlink(missing_ok=True)  # with a larger `stop_after` a run that was over goes on
-    positions = data.vocabulary.positions
-    report = Reporter(folder, steps, step, evaluated, positions, active=jax.process_index() == 0)
-    metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens)
-    report.line(overview(model, state.params, mesh, rows, segment, steps, stream))
+    unit, active = unit_of(model, data.vocabulary), jax.process_index() == 0
+    report = Reporter(folder, steps, step, evaluated, unit, losses, progress, active)
+    at_peak = seconds_at_peak(trainer, segment) if active else None
+    metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens, at_peak)
+    report.line(overview(model, state.params, mesh, rows, segment, steps, stream, with_table=step == 0))
     report.line(f"resumed at step {step}" if step else "starting from scratch")
     if held_out is None:
         report.line(f"{data.folder} has no validation split: this run is measured on nothing that is held out")
 
     meet("first step", patience)
+    report.state("compiling")
     batches = stream.ahead(cursor, trainer.place)
     with (
         stop,
@@ -147,17 +153,16 @@ def train(
             if due and not asked:
                 metrics.flush()
                 try:
-                    with in_mesh(mesh):
+                    with in_mesh(mesh), metrics.spending("evaluation"):
                         score = evaluator(state.params, held_out, evaluation_batches)
                     is_best = score.loss < min(losses.values(), default=math.inf)
-                    report.validation(step, score, is_best)
                     evaluated, losses[step] = step, math.inf if math.isnan(score.loss) else score.loss
+                    report.validation(step, score, is_best)
                     before, (scale, stops) = scale, decided(plateau, losses)
                     if scale < before:
                         report.line(f"step {step}: the learning rate is now {scale:g} times its schedule")
                 except Stopped as stopped:  # to be done again by the run that goes on from here
                     asked = str(stopped)
-                metrics.restart_clock()
             to_save = asked or stops or step % checkpoint_every == 0 or step == steps or (keep_best and is_best)
             if step > resumed_at and to_save:
                 metrics.flush()  # a step that is not finite is found before it is saved
@@ -165,14 +170,16 @@ def train(
                 position = Position(cursor, metrics.nats, metrics.tokens, evaluated, tuple(losses.items()))
                 with metrics.spending("checkpoint"):
                     checkpoints.save(step, state.params, all_but_params(state), asdict(position))
+            if asked or stops or step >= steps:
+                with report.during("saving"):
+                    checkpoints.wait()
             if asked:
-                checkpoints.wait()
                 done = f"saved step {step}" if step > resumed_at else f"nothing new to save at step {step}"
                 raise Preempted(f"{asked}: {done} of {steps} in {workdir}; the same command goes on")
             if stops and step < steps:
-                checkpoints.wait()
                 end_early(folder, report, step, steps, losses)
             if stops or step >= steps:
+                report.state("done")
                 break
             profile.at(step)
             with metrics.spending("data"):
@@ -202,7 +209,7 @@ def decided(plateau: Plateau, losses: dict[int, float]) -> tuple[float, bool]:
 def end_early(folder: epath.Path, report: Reporter, step: int, steps: int, losses: dict[int, float]) -> None:
     """Tells why a run is over before its steps, and notes it for those who look whether it is."""
     place = best(list(losses.values()))
-    lowest = f"{list(losses.values())[place]:.4f} at step {list(losses)[place]}"
+    lowest = f"{report.unit.of(list(losses.values())[place])} at step {list(losses)[place]}"
     why = f"the last {len(losses) - 1 - place} evaluations brought no lower loss than {lowest}"
     report.line(f"finished early, at step {step} of {steps}: {why}")
     if report.active:

@@ -1,4 +1,4 @@
-"""What a run tells: TensorBoard through clu, metrics.jsonl, a progress bar on a terminal and plain lines in a log."""
+"""What a run tells: TensorBoard through clu, metrics.jsonl, a bar below the lines on a terminal, and a log."""
 
 import contextlib
 import json
@@ -6,59 +6,88 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import jax
 from etils import epath
+from flax import linen as nn
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from block_recurrent.data import files
+from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Score
 from block_recurrent.inference.run import METRICS, held_out_loss, read_metrics
 from block_recurrent.quiet import import_tensorflow
+from block_recurrent.training.bar import Bar
+from block_recurrent.training.progress import ProgressFile
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What losses are shown in: bits of a token of text, nats of a frame or of a label."""
+
+    name: str
+    nats: float = 1.0  # in one of it
+    positions: str = "tokens"  # what is read
+
+    def of(self, loss: float) -> str:
+        return f"{loss / self.nats:.4f} {self.name}"
+
+
+def unit_of(model: nn.Module, vocabulary: Vocabulary) -> Unit:
+    positions = vocabulary.positions
+    if hasattr(model.head, "classes"):
+        return Unit("nats per label", positions=positions)
+    if positions == "tokens":
+        return Unit("bits per token", math.log(2))
+    return Unit(f"nats per {positions.removesuffix('s')}", positions=positions)
 
 
 class Reporter:
-    """Writes a run's metrics and lines; only the main process has one that writes."""
+    """Writes a run's metrics and lines; only the main process has one that writes.
+
+    `losses` are the held-out losses by step, to which the run adds as it goes.
+    """
 
     def __init__(
-        self, workdir: epath.Path, steps: int, resumed_at: int, evaluated: int, positions: str, active: bool = True
+        self,
+        workdir: epath.Path,
+        steps: int,
+        resumed_at: int,
+        evaluated: int,
+        unit: Unit,
+        losses: Mapping[int, float],
+        progress: ProgressFile,
+        active: bool = True,
     ):
-        self.active, self.steps, self.positions = active, steps, positions
+        self.active, self.steps, self.unit, self.losses = active, steps, unit, losses
+        self.progress, self.step, self.bar, self.pace = progress, resumed_at, None, ()
         if not active:
             return
         self.metrics_file = workdir / METRICS
         drop_after(self.metrics_file, resumed_at, evaluated)
         self.log_file = workdir / "train.log"
         self.console = Console()
-        self.bar = None
-        if sys.stdout.isatty():
-            self.bar = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[status]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self.task = self.bar.add_task("training", total=steps, completed=resumed_at, status="compiling ...")
-            self.bar.start()
+        if sys.stdout.isatty() and not self.console.is_dumb_terminal:
+            self.bar = Bar(self.console, steps, resumed_at)
+        self.state("starting")
         import_tensorflow()  # seconds: only the process that writes needs it
         from clu import metric_writers
 
         self.events = files.Mirror(workdir / "tensorboard")
         self.tensorboard = metric_writers.AsyncWriter(metric_writers.SummaryWriter(self.events.folder))
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, style: str | None = None) -> None:
         """A line for the log and the screen."""
         if self.active:
             append(self.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            whole = self.bar is None  # where a person reads, lines break between words
+            self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=whole)
 
-    def metrics(self, step: int, values: dict[str, float], text: str) -> None:
-        """A row of metrics, and the same as a line where there is no bar to show it."""
+    def metrics(self, step: int, values: dict[str, float], text: str, style: str | None = None) -> None:
+        """A row of metrics, and the same as a line."""
         if not self.active:
             return
         append(self.metrics_file, json.dumps({"step": step, **values}) + "\n")
@@ -66,59 +95,137 @@ class Reporter:
         if files.is_remote(self.events.place):
             self.tensorboard.flush()
             self.events.upload()
-        if self.bar is None:
-            self.line(text)
-        else:
-            append(self.log_file, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self.line(text, style)
+        self.progress.tell(self.progress.state, step)
 
     def validation(self, step: int, score: Score, is_best: bool) -> None:
         """An evaluation's row."""
         values = {"validation_loss": score.loss}
+        text = self.unit.of(score.loss)
         if score.hits is not None:
             values["validation_accuracy"] = score.accuracy
-            text = f"{score.accuracy:.2%} right, {score.loss:.4f} nats per label"
-        elif self.positions != "tokens":
-            text = f"{score.loss:.4f} nats per {self.positions.removesuffix('s')}"
-        else:
+            text = f"{score.accuracy:.2%} right, {text}"
+        elif self.unit.positions == "tokens":
             values |= {
                 "validation_bits_per_token": score.bits_per_token,
                 "validation_bits_per_byte": score.bits_per_byte,
             }
             text = f"{score.bits_per_byte:.4f} bits per byte, {score.bits_per_token:.4f} per token"
-        text += f"; step {step} is the best so far, loss {score.loss:.4f}" if is_best else ""
-        self.metrics(step, values, f"step {step}: validation {text}")
+        text += "; the best so far" if is_best else ""
+        self._show(self.progress.state, now=True)
+        self.metrics(step, values, f"step {step}: validation {text}", style="bold")
 
-    def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
-        if self.active and self.bar is not None:
-            self.bar.update(self.task, completed=step, status=f"loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s")
+    def advance(self, step: int, loss: float, pace: "Pace") -> None:
+        """Shows a step that is finished."""
+        self.step = step
+        if self.bar is not None:
+            self.pace = (f"loss {self.unit.of(loss)}", *pace.pieces(self.unit.positions))
+            self.bar.advance(step)
+        if self.progress.state != "training":
+            self.state("training")
+        else:
+            self.progress.alive(step)
+            self._show("training")
+
+    def state(self, name: str) -> None:
+        """Shows what the run does from here on: starting, compiling, training, evaluating, saving or done."""
+        self.batches = 0
+        self.progress.tell(name, self.step)
+        self._show(f"saving step {self.step:,}" if name == "saving" else name, now=True)
+
+    @contextlib.contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """Shows another state for what is done inside."""
+        before = self.progress.state
+        self.state(name)
+        yield
+        self.state(before)
+
+    def batch(self) -> None:
+        """Shows that an evaluation has come to its next batch."""
+        self.batches += 1
+        self.progress.alive(self.step)
+        self._show(f"evaluating, batch {self.batches:,}")
+
+    def _show(self, state: str, now: bool = False) -> None:
+        if self.bar is not None:
+            loss, *others = self.pace or ("",)
+            self.bar.show(state, [piece for piece in (loss, self._held_out(), *others) if piece], now)
+
+    def _held_out(self) -> str:
+        """The last and the best held-out loss, in the unit of the training loss."""
+        if not self.losses:
+            return ""
+        last, best = next(reversed(self.losses.values())), min(self.losses, key=self.losses.__getitem__)
+        return f"held out {last / self.unit.nats:.4f}, best {self.losses[best] / self.unit.nats:.4f} at step {best:,}"
 
     def close(self) -> None:
         if self.active:
             if self.bar is not None:
-                self.bar.stop()
+                self.bar.close(done=self.progress.state == "done")
             self.tensorboard.flush()
             self.tensorboard.close()
             self.events.upload()
 
 
-class LateMetrics:
-    """Metrics of the steps, fetched one step late so that the device never waits for the host."""
+@dataclass(frozen=True)
+class Pace:
+    """How fast a run goes, and at which learning rate."""
 
-    def __init__(self, report: Reporter, log_every: int, tokens_per_step: int, nats: float, tokens: float):
-        self.report, self.log_every, self.tokens_per_step = report, log_every, tokens_per_step
+    learning_rate: float
+    tokens_per_second: float | None  # while it trains; None before there is a step to time
+    utilisation: float | None  # None where the device's peak is not known
+    evaluation_share: float  # of all the time since the run was started
+
+    def pieces(self, positions: str) -> Iterator[str]:
+        """The figures that are known, one by one."""
+        if self.tokens_per_second is not None:
+            yield f"{self.tokens_per_second:,.0f} {positions}/s"
+            if self.utilisation is not None:
+                yield f"{self.utilisation:.1%} MFU"
+        yield f"learning rate {self.learning_rate:.3g}"
+        if self.evaluation_share:
+            yield f"{self.evaluation_share:.0%} of time in evaluation"
+
+
+STATES = {"checkpoint": "saving", "evaluation": "evaluating"}  # of what time is spent on
+
+
+class LateMetrics:
+    """Metrics of the steps, fetched one step late so that the device never waits for the host.
+
+    `at_peak` are the seconds that a token takes at the devices' peak, where that is known.
+    """
+
+    def __init__(
+        self,
+        report: Reporter,
+        log_every: int,
+        tokens_per_step: int,
+        nats: float,
+        tokens: float,
+        at_peak: float | None = None,
+    ):
+        self.report, self.log_every, self.tokens_per_step, self.at_peak = report, log_every, tokens_per_step, at_peak
         self.waiting = None
         self.nats, self.tokens = nats, tokens  # since the last row of metrics
+        self.begun, self.evaluating, self.compiled = time.perf_counter(), 0.0, False
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        self.clock, self.timed_steps, self.spent = time.perf_counter(), 0, dict.fromkeys(("data", "checkpoint"), 0.0)
+        self.clock, self.timed_steps = time.perf_counter(), 0
+        self.spent = dict.fromkeys(("data", "checkpoint", "evaluation"), 0.0)
+        self.compiling = (0, 0.0)  # steps and seconds that tell nothing of the pace
 
     @contextlib.contextmanager
     def spending(self, on: str) -> Iterator[None]:
-        """Counts the time of what is done inside towards "data" or "checkpoint"; the rest is the device's."""
+        """Counts the time of what is done inside towards "data", "checkpoint" or "evaluation"."""
         began = time.perf_counter()
-        yield
-        self.spent[on] += time.perf_counter() - began
+        with self.report.during(STATES[on]) if on in STATES else contextlib.nullcontext():
+            yield
+        seconds = time.perf_counter() - began
+        self.spent[on] += seconds
+        self.evaluating += seconds if on == "evaluation" else 0.0
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Takes a step's metrics, which may not be there yet, and reports those of the step before."""
@@ -140,21 +247,39 @@ class LateMetrics:
                 "Lower the learning rate, lengthen the warm-up or clip gradients, in a new workdir"
             )
         self.timed_steps += 1
-        speed = self.timed_steps * self.tokens_per_step / max(time.perf_counter() - self.clock, 1e-9)
         self.nats += metrics["loss"] * metrics["tokens"]
         self.tokens += metrics["tokens"]
-        self.report.advance(step, metrics["loss"], speed)
+        seconds = max(time.perf_counter() - self.clock, 1e-9)
+        training = seconds - self.spent["evaluation"]
+        if not self.compiled:
+            self.compiled, self.compiling = True, (1, training)
+        self.report.advance(step, metrics["loss"], self._pace(metrics["learning_rate"], training))
         if step % self.log_every == 0:
-            loss = self.nats / max(self.tokens, 1.0)
-            seconds = max(time.perf_counter() - self.clock, 1e-9)
-            shares = {f"{name}_share": spent / seconds for name, spent in self.spent.items()}
-            values = {**metrics, "loss": loss, "tokens": self.tokens, "tokens_per_second": speed, **shares}
-            text = f"step {step}: loss {loss:.4f} ({loss / math.log(2):.3f} bits), {speed:,.0f} tokens/s"
-            waits = ", ".join(f"{share:.0%} {name}" for name, share in zip(self.spent, shares.values(), strict=True))
-            text += f" ({waits}, {1 - sum(shares.values()):.0%} device)"
-            self.report.metrics(step, values, text)
-            self.nats = self.tokens = 0.0
-            self.restart_clock()
+            self._row(step, metrics, seconds, training)
+
+    def _pace(self, learning_rate: float, training: float) -> Pace:
+        now, (steps, compiling) = time.perf_counter(), self.compiling
+        timed = self.timed_steps - steps
+        speed = timed * self.tokens_per_step / max(training - compiling, 1e-9) if timed else None
+        share = self.evaluating / max(now - self.begun, 1e-9)
+        return Pace(learning_rate, speed, speed and self.at_peak and speed * self.at_peak, share)
+
+    def _row(self, step: int, metrics: dict[str, float], seconds: float, training: float) -> None:
+        """Reports all steps since the last row: their mean loss, their speed without evaluations, their waits."""
+        loss, unit = self.nats / max(self.tokens, 1.0), self.report.unit
+        speed = self.timed_steps * self.tokens_per_step / max(training, 1e-9)
+        shares = {name: spent / seconds for name, spent in self.spent.items()}
+        values = {**metrics, "loss": loss, "tokens": self.tokens, "tokens_per_second": speed}
+        values |= {f"{name}_share": share for name, share in shares.items()}
+        text = f"step {step}: loss {unit.of(loss)}, {speed:,.0f} {unit.positions}/s"
+        if self.at_peak is not None:
+            values["model_flops_utilisation"] = speed * self.at_peak
+            text += f", {speed * self.at_peak:.1%} MFU"
+        shares["compiling"] = self.compiling[1] / seconds
+        waits = ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.015)
+        self.report.metrics(step, values, text + (f" ({waits})" if waits else ""))
+        self.nats = self.tokens = 0.0
+        self.restart_clock()
 
 
 def append(file: epath.Path, text: str) -> None:

@@ -180,7 +180,9 @@ def test_a_rising_loss_lowers_the_rate_and_the_best_checkpoint_stays(worsening):
     assert expected[-1] < 1e-2
     assert steps_in(worsening) == [min(losses, key=losses.get), 8]
     log = (worsening / "train.log").read_text()
-    assert f"step 1 is the best so far, loss {losses[1]:.4f}" in log and "the learning rate is now 0.1 times" in log
+    bits = losses[1] / math.log(2)
+    assert f"step 1: validation {bits:.4f} bits per byte, {bits:.4f} per token; the best so far" in log
+    assert "the learning rate is now 0.1 times" in log
 
 
 def test_a_run_that_goes_on_decides_the_same(corpus, config, worsening, tmp_path, monkeypatch, capsys):
