@@ -28,9 +28,9 @@ CONFIGS = {
 
 HEADING = """# The paper's training steps, compiled for TPUs
 
-Made by `make plan-paper`: 131,072 tokens a step (32 segments of 4096; the Memorizing Transformer has 256 of 512, and
-a memory of 32,768 tokens in one layer; the large model has 128 of 4096, 524,288 tokens), bfloat16, compiled by the
-TPU's own compiler on a machine without one; nothing was run on a TPU. HBM is what a device needs for a step, arguments +
+Made by `make plan-paper`: 131,072 tokens a step (32 segments of 4096; the Memorizing Transformer has 256 of 512, and a
+memory of 32,768 tokens in one layer; the large model has 128 of 4096, 524,288 tokens), bfloat16, compiled by the TPU's
+own compiler on a machine without one; nothing was run on a TPU. HBM is what a device needs for a step, arguments +
 outputs + temporaries - aliased. State is parameters + optimizer + carried state per device, as `plan` computes it from
 shapes, and how far that is from what the compiler lays out, the worst of the three. Exchanged is the sum of the
 collectives of a step on one device. Compile seconds are those of two cores that others used too.
