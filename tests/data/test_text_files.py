@@ -76,6 +76,9 @@ def test_a_folder_as_it_is_downloaded_goes_into_the_splits_of_its_names(tmp_path
     [
         ("train/a Dev/b test/c/d", "train validation test"),
         ("corpus/Train/a corpus/VALID/b", "train validation"),
+        ("en/train/a en/test/b de/dev/c/d en/README.md", "train test validation -"),
+        ("en/train/a en/test/b notes.txt", "- - -"),
+        ("train/dev/a test/train/b", "train test"),
         ("ptb.train.txt ptb.char.test.txt wiki.valid.tokens.gz", "train test validation"),
         ("train-v1.1.json test-00001-of-00005.txt dev_2.txt", "train test validation"),
         ("train.de-en.de test_2016_flickr.en", "train test"),
@@ -97,6 +100,12 @@ def test_where_no_name_says_what_to_train_on_the_other_files_are_split(tmp_path)
     assert list(found["test"]) == ["test.txt"] and len(found["validation"]) == 1 and len(found["train"]) == 4
     with pytest.raises(UserError, match=r"no training texts in .*: call a file train.txt"):
         prepared(tmp_path / "other", {"test.txt": "judge", "valid.txt": "choose"})
+
+
+def test_folders_of_splits_that_are_not_followed_are_named(tmp_path):
+    texts = {f"{name}.txt": f"text of {name}" for name in ("en/test/a", "en/train/b", "c", "d", "e")}
+    told = list(warnings(prepared(tmp_path, texts)))
+    assert any("here they do not: en/test/a.txt, en/train/b.txt" in line for line in told)
 
 
 def test_ten_planted_leaks_are_left_out_where_the_splits_are_ours(tmp_path):
