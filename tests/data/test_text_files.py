@@ -197,6 +197,17 @@ def test_identical_texts_and_missing_splits_are_told_of_folders_by_name(tmp_path
     assert next(warnings(store)) == "there is no validation text, so that nothing can be measured on it"
 
 
+def test_a_held_out_split_that_is_larger_than_training_or_small_gets_a_warning(tmp_path):
+    store = prepared(tmp_path, {"train.txt": "a" * 4999, "valid.txt": "b" * 5000, "test.txt": "c" * 4095})
+    assert list(warnings(store)) == [
+        "validation is larger than train: 5,000 tokens to 4,999",
+        "test has 4,095 tokens, less than a segment of 4,096: its figures say little",
+    ]
+    del store.manifest["arranged"], store.manifest["identical"]
+    (told,) = warnings(store)
+    assert told.startswith("an earlier version made this, which did not look for the same text in two splits")
+
+
 @pytest.mark.parametrize("text", ["line {}\n", "naïve façade {} "])
 def test_the_end_of_one_file_is_cut_where_a_line_or_a_character_begins(tmp_path, text):
     whole = "".join(text.format(i) for i in range(200))
