@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import tests.conftest  # noqa: F401 (what compiles quickly, and once)
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 from block_recurrent.prepare import prepare
