@@ -38,13 +38,15 @@ READING = 1800.0  # seconds that a process waits for the others to read a checkp
 COUNTS = ("steps", "rows", "segment", "accumulate", "log_every", "evaluate_every", "evaluation_batches")
 COUNTS += ("checkpoint_every", "keep_checkpoints", "keep_every")
 RANGES = dict.fromkeys(COUNTS, WHOLE_1) | {"seed": SEED, "patience": RATE, "profile_steps": WHOLE_0}
-OPTIONAL = {"evaluation_batches", "keep_every"}
+OPTIONAL = {"evaluation_batches", "keep_every", "mesh", "plateau"}
 KINDS = {
-    "model": (nn.Module, "@language_model.LanguageModel()"),
-    "optimizer": (Optimizer, "@optimizers.adam()"),
+    "model": (nn.Module, "a flax module, such as @language_model.LanguageModel()"),
+    "optimizer": (Optimizer, "one of block_recurrent.training.optimizers, such as @optimizers.adam()"),
     "mesh": (Mesh, "@sharding.make_mesh()"),
     "plateau": (Plateau, "@plateau.Plateau()"),
-    "store": (str, "'data/mine'"),
+    "store": (str, "the folder of a store, such as 'data/mine'"),
+    "health": (bool, "True or False"),
+    "keep_best": (bool, "True or False"),
 }
 
 
@@ -271,15 +273,13 @@ def all_but_params(state: TrainState) -> dict:
 
 def check_arguments(given: Mapping[str, Any]) -> None:
     """Refuses arguments of `train` that are out of range, or of another kind."""
-    for name, allowed in RANGES.items():
-        if given[name] is not None or name not in OPTIONAL:
-            allowed.check(f"train.{name}", given[name])
-    for name in ("health", "keep_best"):
-        if not isinstance(given[name], bool):
-            raise UserError(f"train.{name} is {given[name]!r}: give True or False")
-    for name, (kind, example) in KINDS.items():
-        if given[name] is not None and not isinstance(given[name], kind):
-            raise UserError(f"train.{name} is {given[name]!r}: give one such as {example}")
+    for name, value in given.items():
+        if value is None and name in OPTIONAL:
+            continue
+        if name in RANGES:
+            RANGES[name].check(f"train.{name}", value)
+        elif name in KINDS and not isinstance(value, KINDS[name][0]):
+            raise UserError(f"train.{name} is {value!r}: give {KINDS[name][1]}")
 
 
 def check_vocabulary(model: nn.Module, store: Store) -> None:

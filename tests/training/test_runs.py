@@ -221,7 +221,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(corpus, tmp_path, c
         (["--gin.train.seed='a'"], "train.seed is 'a': give a whole number, 0 or more"),
         (["--gin.train.seed=99999999999999999999"], "train.seed is 99999999999999999999: give a whole number, 0 or"),
         (["--gin.train.health='yes'"], "train.health is 'yes': give True or False"),
-        (["--gin.train.optimizer='adam'"], "train.optimizer is 'adam': give one such as @optimizers.adam()"),
+        (["--gin.train.optimizer='adam'"], "train.optimizer is 'adam': give one of block_recurrent.training.optim"),
         (["--gin.LEARNING_RATE='fast'"], "is 'fast': give a number, 0 or more"),
         (["--gin.LEARNING_RATE=-0.1"], "is -0.1: give a number, 0 or more"),
         (["--gin.DTYPE='float17'"], "dtype is 'float17': give one of 'float32', 'bfloat16'"),
