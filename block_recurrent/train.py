@@ -51,9 +51,10 @@ def main(arguments: list[str]) -> None:
     if processes.client() is not None:
         processes.agree("start", facts, options.patience)
 
-    workdir, owners = epath.Path(options.workdir), []
+    owners = []
 
     def started(store) -> None:
+        workdir = epath.Path(options.workdir)  # by now known to be a place for a run
         with processes.before_agreeing("workdir"):
             if jax.process_index() == 0:
                 owners.append(own(workdir, options.take_over))

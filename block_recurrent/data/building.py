@@ -35,7 +35,7 @@ from block_recurrent.data.store import (
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
 
-PIECES = 2  # the version of what is in a work folder
+PIECES = 3  # the version of what is in a work folder
 SHARD_TOKENS = 1 << 28
 NAMED_COPIES = 100  # of a text that two splits have, or that is left out as a duplicate
 BUCKET_BYTES = 256 << 20  # of scattered fragments that are joined at a time, in memory

@@ -96,6 +96,11 @@ def warnings(store: Store) -> Iterator[str]:
         )
     if "arranged" not in store.manifest:
         return
+    if entry := store.manifest["arranged"].get("passed_over"):
+        yield (
+            "folders called train, valid or test say a split at the top, or where every file is in one; here they do "
+            f"not: {listed(entry['examples'], entry['count'])}"
+        )
     train = store.manifest["splits"]["train"]["tokens"]
     for name in SPLITS[1:]:
         tokens = store.manifest["splits"][name]["tokens"]

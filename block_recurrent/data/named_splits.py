@@ -21,11 +21,14 @@ UNNAMED = "not named as a split, as others are"
 def splits_by_name(names: Sequence[str]) -> dict[str, str]:
     """The splits of those files, given by their paths, whose names say them.
 
-    A folder says it at the top (`train/a.txt`), a file anywhere: by its whole name (`test.txt`), by a part between dots
-    or before a number (`ptb.valid.txt`, `test-00001.txt`), and by any other part, or with the extension of a program,
-    if another file is called the same but for that (`corpus_dev.txt` and `corpus_train.txt`).
+    A folder says it at the top (`train/a.txt`), or below if one says it for every file (`en/train/a.txt`), a file
+    anywhere: by its whole name (`test.txt`), by a part between dots or before a number (`ptb.valid.txt`,
+    `test-00001.txt`), and by any other part, or with the extension of a program, if another file is called the same but
+    for that (`corpus_dev.txt` and `corpus_train.txt`).
     """
-    found, forms = {}, {}
+    found, forms = splits_by_folder(names), {}
+    if found:
+        return found
     for name, path in zip(names, without_common_folder(names), strict=True):
         top, _, below = path.partition("/")
         base = path.rpartition("/")[2].lower().removesuffix(".gz")
@@ -41,6 +44,17 @@ def splits_by_name(names: Sequence[str]) -> dict[str, str]:
         if len(set(alike.values())) > 1:
             found |= alike
     return found
+
+
+def splits_by_folder(names: Sequence[str]) -> dict[str, str]:
+    """The splits of files that are all in a folder that says one, however deep, but for what tells about them."""
+    found = {name: split_of_folders(name) for name in names if not ABOUT.fullmatch(name.rpartition("/")[2])}
+    return found if all(found.values()) else {}
+
+
+def split_of_folders(name: str) -> str | None:
+    """The split that the folders of a file's path mean."""
+    return the_one([folder for folder in name.lower().split("/")[:-1] if folder in SPLIT_OF])
 
 
 def the_one(words: Sequence[str]) -> str | None:

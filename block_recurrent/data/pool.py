@@ -216,11 +216,16 @@ def remove_leftover(work: str | None, output: str, recipe_hash: str) -> None:
         return
     folder = local_work_folder(work, output)
     note = folder / NOTE
-    if note.is_file() and note.read_text() == recipe_hash:
+    if note.is_file() and fingerprint_of(note.read_text()) == fingerprint_of(recipe_hash):
         with locked(folder) as is_mine:
             if is_mine:
                 remove(str(folder))
                 remove(str(arrival(Path(output).absolute())))
+
+
+def fingerprint_of(recipe_hash: str) -> str:
+    """What a recipe's hash says of the corpus, whichever version of the steps it is for."""
+    return recipe_hash.rpartition("-")[2]
 
 
 def counted_vocabulary(

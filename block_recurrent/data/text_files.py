@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from block_recurrent.data import files
 from block_recurrent.data.documents import EXAMPLES, SPLITS, Document, Dropped, Unit
-from block_recurrent.data.named_splits import UNNAMED, no_text, splits_by_name
+from block_recurrent.data.named_splits import UNNAMED, no_text, split_of_folders, splits_by_name
 from block_recurrent.data.sources import flaw, leaving_out, listed, units_of
 from block_recurrent.errors import UserError
 
@@ -55,8 +55,12 @@ class TextFiles:
         for unit in units:
             if unit.split:
                 names.setdefault(unit.split, []).extend(files.relative(place, self.input) for place in unit.places)
-        found = {split: {"count": len(each), "examples": each[:EXAMPLES]} for split, each in names.items()}
-        return {"by": "names" if all(unit.split for unit in units) else "hash", "files": found}
+        if all(unit.split for unit in units):
+            return {"by": "names", "files": {split: counted(each) for split, each in names.items()}}
+        open_ = (files.relative(place, self.input) for unit in units if not unit.split for place in unit.places)
+        passed_over = [name for name in open_ if split_of_folders(name)]
+        found = {split: counted(each) for split, each in names.items()}
+        return {"by": "hash", "files": found, **({"passed_over": counted(passed_over)} if passed_over else {})}
 
     def read(self, unit: Unit, dropped: Dropped) -> Iterator[Document]:
         for place in unit.places:
@@ -151,6 +155,11 @@ def text_files(input: str, text: str | None = None, split_on: str | None = None)
     if text is not None:
         return JsonLines(input, text)
     return TextFiles(input) if split_on is None else SeparatedTexts(input, unescaped(split_on))
+
+
+def counted(names: list[str]) -> dict[str, Any]:
+    """How many names there are, and the first of them."""
+    return {"count": len(names), "examples": names[:EXAMPLES]}
 
 
 def unescaped(text: str) -> str:

@@ -104,6 +104,15 @@ def test_killed_when_all_is_done_it_can_be_done_again_and_leaves_nothing(texts, 
         assert bytes_of(tmp_path / "store") == whole and not left.exists()
 
 
+def test_what_an_earlier_version_has_left_behind_is_cleared_away(texts, tmp_path):
+    store, _ = prepare("text_files", tmp_path / "store", input=texts)
+    for note in (store.manifest["fingerprint"], f"1-{store.manifest['fingerprint']}"):
+        with pool.work_folder(None, store.folder, note):
+            pass
+        assert prepare("text_files", store.folder, input=texts)[1] is False
+        assert not (tmp_path / ".store.partial").exists()
+
+
 def test_what_another_command_has_begun_is_left_to_it(texts, tmp_path):
     prepare("text_files", tmp_path / "store", input=texts)
     with pool.work_folder(None, str(tmp_path / "store"), "another"):

@@ -64,7 +64,8 @@ def test_a_duplicate_that_was_dropped_is_no_twin():
 @pytest.mark.parametrize("stretch", [1, 2, 1 << 20])
 def test_a_text_is_the_same_however_its_white_space_is(monkeypatch, stretch):
     monkeypatch.setattr(same_text, "STRETCH", stretch)
-    texts = [b"a bc\n", b"\n a\t bc", b"a\r\n\x0b bc  ", b"ab c", b"abc", b"", b" \n"]
+    wide = "\ufeffa\u00a0\u3000bc\u2028".encode()
+    texts = [b"a bc\n", b"\n a\t bc", b"a\r\n\x0b bc  ", wide, b"ab c", b"abc", b"", b" \n", "a\u00e0bc".encode()]
     hashes = [same_text.content_hash(text) for text in texts]
-    assert [hashes.index(each) for each in hashes] == [0, 0, 0, 3, 4, 5, 5]
+    assert [hashes.index(each) for each in hashes] == [0, 0, 0, 0, 4, 5, 6, 6, 8]
     assert same_text.content_hash(b"a b", is_text=False) != same_text.content_hash(b"a\tb", is_text=False)

@@ -76,6 +76,9 @@ def test_a_folder_as_it_is_downloaded_goes_into_the_splits_of_its_names(tmp_path
     [
         ("train/a Dev/b test/c/d", "train validation test"),
         ("corpus/Train/a corpus/VALID/b", "train validation"),
+        ("en/train/a en/test/b de/dev/c/d en/README.md", "train test validation -"),
+        ("en/train/a en/test/b notes.txt", "- - -"),
+        ("train/dev/a test/train/b", "train test"),
         ("ptb.train.txt ptb.char.test.txt wiki.valid.tokens.gz", "train test validation"),
         ("train-v1.1.json test-00001-of-00005.txt dev_2.txt", "train test validation"),
         ("train.de-en.de test_2016_flickr.en", "train test"),
@@ -99,25 +102,110 @@ def test_where_no_name_says_what_to_train_on_the_other_files_are_split(tmp_path)
         prepared(tmp_path / "other", {"test.txt": "judge", "valid.txt": "choose"})
 
 
-def test_ten_planted_leaks_are_left_out_where_the_splits_are_ours(tmp_path):
-    """A copy of every document, its white space changed, wherever the document itself has gone."""
-    texts = {f"{i}.txt": f"The text of {i}:\n  so it is." for i in range(10)}
-    store = prepared(tmp_path, texts | {f"z{name}": text.replace(" ", "\r\n ") for name, text in texts.items()})
-    kept = [name for documents in documents_of(store).values() for name in documents]
-    assert sorted(kept) == sorted(texts) and store.manifest["dropped"]["duplicate"]["count"] == 10
-    assert dropped(store)["duplicate"] == [f"z{name} = {name}" for name in texts]
+def test_folders_of_splits_that_are_not_followed_are_named(tmp_path):
+    texts = {f"{name}.txt": f"text of {name}" for name in ("en/test/a", "en/train/b", "c", "d", "e")}
+    told = list(warnings(prepared(tmp_path, texts)))
+    assert any("here they do not: en/test/a.txt, en/train/b.txt" in line for line in told)
 
 
-def test_leaks_between_splits_that_names_give_are_counted_and_named(tmp_path):
-    texts = {f"test/{i}.txt": f"The text of {i}." for i in range(10)}
-    leaks = {f"train/{i}.txt": f"The text\n of {i}.  " for i in range(10)}
-    store = prepared(tmp_path, texts | leaks | {"train/own.txt": "another text"})
-    assert store.manifest["identical"]["test in train"]["count"] == 10 and not store.manifest["dropped"]
-    assert {name: len(each) for name, each in documents_of(store).items()} == {"train": 11, "validation": 0, "test": 10}
+ORIGINALS = [f"The text of {i}:\n  so it is." for i in range(10)]
+CHANGES = (  # of white space, in the copies that are planted
+    lambda text: text,
+    lambda text: text.replace(" ", "\r\n "),
+    lambda text: f"\n\n{text}\t ",
+    lambda text: text.replace(" ", "\u00a0\u3000"),
+    lambda text: f"\ufeff{' '.join(text.split())}",
+)
+LEAKS = [change(text) for text, change in zip(ORIGINALS, itertools.cycle(CHANGES), strict=False)]
+OTHERS = [f"another text, of {i}" for i in range(10)]
+
+
+def each_a_file(name: str, texts: list[str]) -> dict[str, str]:
+    return {name.format(i): text for i, text in enumerate(texts)}
+
+
+def lines_of_json(texts: list[str]) -> str:
+    return "".join(json.dumps({"body": text}) + "\n" for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("texts", "options"),
+    [
+        (each_a_file("{}.txt", ORIGINALS + OTHERS) | each_a_file("z/{}.txt", LEAKS), {}),
+        (each_a_file("test/{}.txt", ORIGINALS) | each_a_file("{}.txt", LEAKS + OTHERS), {}),
+        ({"all.txt": "<end>".join(ORIGINALS + OTHERS + LEAKS)}, {"split_on": "<end>"}),
+        ({"test.txt": "<end>".join(ORIGINALS), "all.txt": "<end>".join(LEAKS + OTHERS)}, {"split_on": "<end>"}),
+        ({"all.jsonl": lines_of_json(LEAKS + OTHERS + ORIGINALS)}, {"text": "body"}),
+        ({"dev.jsonl": lines_of_json(ORIGINALS), "all.jsonl": lines_of_json(LEAKS + OTHERS)}, {"text": "body"}),
+    ],
+    ids=["files", "test-files", "one-file", "test-file", "json", "dev-json"],
+)
+def test_ten_planted_leaks_are_left_out_where_the_splits_are_ours(tmp_path, texts, options):
+    """Copies of ten documents, wherever these have gone: each text is kept once, and the others are named."""
+    store = prepared(tmp_path, texts, **options)
+    kept = [" ".join(text.split()) for each in documents_of(store).values() for text in each.values()]
+    assert len(kept) == len(set(kept)) == 20 and not store.manifest["identical"]
+    duplicates = store.manifest["dropped"]["duplicate"]
+    assert duplicates["count"] == len(duplicates["examples"]) == 10
+    if any(name.startswith(("test", "dev")) for name in texts):
+        held_out = [split for split, each in documents_of(store).items() if ORIGINALS[0] in each.values()]
+        assert held_out in (["test"], ["validation"]), "the copy that is kept is the one held out"
+
+
+BOOKS = {
+    f"{split}/{i}{j}.txt": text
+    for i, (split, texts) in enumerate(
+        {"train": LEAKS + OTHERS, "test": ORIGINALS, "validation": ["to choose by"]}.items()
+    )
+    for j, text in enumerate(texts)
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "texts", "options"),
+    [
+        ("text_files", each_a_file("test/{}.txt", ORIGINALS) | each_a_file("train/{}.txt", LEAKS + OTHERS), {}),
+        (
+            "text_files",
+            {"test.txt": "<end>".join(ORIGINALS), "train.txt": "<end>".join(LEAKS + OTHERS)},
+            {"split_on": "<end>"},
+        ),
+        (
+            "text_files",
+            {"test.jsonl": lines_of_json(ORIGINALS), "train.jsonl": lines_of_json(LEAKS + OTHERS)},
+            {"text": "body"},
+        ),
+        ("pg19_bytes", BOOKS, {}),
+    ],
+    ids=["folders", "files", "json", "published"],
+)
+def test_leaks_between_splits_that_are_not_ours_are_counted_and_named(tmp_path, task, texts, options):
+    store, _ = prepare(task, tmp_path / "store", input=written(tmp_path / "texts", texts), **options)
+    sizes = {split: len(each) for split, each in documents_of(store).items()}
+    assert (sizes["train"], sizes["test"]) == (20, 10) and not store.manifest["dropped"], "nothing is changed"
+    assert list(store.manifest["identical"]) == ["test in train"]
+    found = store.manifest["identical"]["test in train"]
+    assert found["count"] == len(set(found["examples"])) == 10
+    assert any(line.startswith("identical: 10 of test are also in train (") for line in arranged(store))
+
+
+def test_identical_texts_and_missing_splits_are_told_of_folders_by_name(tmp_path):
+    texts = {"test/a.txt": "The text of a.", "train/b.txt": "The text\n of a. ", "train/own.txt": "another text"}
+    store = prepared(tmp_path, texts)
     (*_, told) = arranged(store)
-    examples = ", ".join(f"test/{i}.txt = train/{i}.txt" for i in range(10))
-    assert told == f"identical: 10 of test are also in train ({examples})"
+    assert told == "identical: 1 of test is also in train (test/a.txt = train/b.txt)"
     assert next(warnings(store)) == "there is no validation text, so that nothing can be measured on it"
+
+
+def test_a_held_out_split_that_is_larger_than_training_or_small_gets_a_warning(tmp_path):
+    store = prepared(tmp_path, {"train.txt": "a" * 4999, "valid.txt": "b" * 5000, "test.txt": "c" * 4095})
+    assert list(warnings(store)) == [
+        "validation is larger than train: 5,000 tokens to 4,999",
+        "test has 4,095 tokens, less than a segment of 4,096: its figures say little",
+    ]
+    del store.manifest["arranged"], store.manifest["identical"]
+    (told,) = warnings(store)
+    assert told.startswith("an earlier version made this, which did not look for the same text in two splits")
 
 
 @pytest.mark.parametrize("text", ["line {}\n", "naïve façade {} "])

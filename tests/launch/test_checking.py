@@ -1,6 +1,7 @@
 """What is found out of a run before anything is paid for."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -89,8 +90,9 @@ def test_flags_and_files_that_training_would_refuse_are_refused(planning, argume
 def test_data_that_workers_do_not_have_is_refused(planning, store, shared):
     planning({**FITS, "store": store})
     with pytest.raises(UserError, match=f"workers have no data {store}: prepare it into a bucket"):
-        checking.check_store(store, shared)
-    checking.check_store("/disk/pg19", shared_disk=True)
+        check(replace(JOB, shared_disk=shared), ROOT)
+    planning({**FITS, "store": "/disk/pg19"})
+    assert "fits v5litepod-8" in check(replace(JOB, shared_disk=True), ROOT)
 
 
 @pytest.mark.parametrize(

@@ -13,21 +13,22 @@ import sys
 import time
 from pathlib import Path
 
+import tests.conftest  # noqa: F401 (what compiles quickly, and once)
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 from block_recurrent.prepare import prepare
-from block_recurrent.ranges import SEED, WHOLE_1
+from block_recurrent.ranges import POSITIVE, SEED, WHOLE_1
 from tests.training.test_runs import TINY, assert_bit_identical, saved
 
 ROOT = Path(__file__).parents[2]
 EVERY = 100  # steps between checkpoints
-LONGEST = 20.0  # seconds that a process may live
 
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("killed_often", __doc__)
     parser.add_argument("--folder", type=Path, required=True, help="a new folder for the data and the two runs")
     parser.add_argument("--kills", type=WHOLE_1, default=100)
+    parser.add_argument("--longest", type=POSITIVE, default=20.0, help="seconds that a process may live (%(default)s)")
     parser.add_argument("--seed", type=SEED, default=0, help="of the times at which it is killed")
     options = parser.parse_args(arguments)
     draw = random.Random(options.seed)
@@ -49,17 +50,24 @@ def main(arguments: list[str]) -> None:
         steps = [int(place.name) for place in folder.iterdir() if place.name.isdigit()] if folder.exists() else []
         return max(steps, default=0)
 
+    reached, moved = 0, 0
     for kill in range(1, options.kills + 1):
         process = start("killed", 10_000_000)
-        time.sleep(draw.uniform(0.0, LONGEST))
+        time.sleep(draw.uniform(0.0, options.longest))
         if process.poll() is not None:
             raise UserError(f"start {kill} ended by itself with {process.returncode}: see {options.folder}/killed.log")
         process.kill()  # and the next start is at once, before the kernel has cleared it away
-        print(f"kill {kill}: at step {last_step()}", flush=True)
-    steps = last_step() + EVERY
+        before, reached = reached, last_step()
+        moved += reached > before
+        print(f"kill {kill}: at step {reached}", flush=True)
+    print(f"{moved} of {options.kills} came after a new checkpoint; the others at a start, or on the way to one")
+    steps = reached + EVERY
     for run in ("killed", "whole"):
         if code := start(run, steps).wait():
             raise UserError(f"{run} ended with {code}: see {options.folder}/{run}.log")
+    log = (options.folder / "killed.log").read_text()
+    if refused := [line for line in log.splitlines() if line.startswith("error: ")]:  # and then killed, unnoticed
+        raise UserError(f"{len(refused)} starts were refused, the first of them so: {refused[0]}")
     assert_bit_identical(saved(options.folder / "killed", steps), saved(options.folder / "whole", steps))
     print(f"after {options.kills} kills: the checkpoint of step {steps:,} is that of an undisturbed run, bit for bit")
 

@@ -74,6 +74,24 @@ def test_take_over_tells_the_owner_to_stop_and_follows_it(tmp_path, holder, impa
     owner.release()
 
 
+def test_on_a_disk_the_same_launch_waits_for_the_one_before_it(tmp_path, impatient, monkeypatch, request):
+    """As when a job's restart comes before the process that it follows has ended."""
+    monkeypatch.setenv(LAUNCH, "mine")
+    holder = request.getfixturevalue("holder")
+    monkeypatch.setattr(ownership.time, "sleep", lambda _: holder.kill())
+    own(epath.Path(tmp_path / "run")).release()
+
+
+def test_a_run_whose_folder_was_taken_over_writes_no_checkpoint(corpus, tmp_path, impatient, monkeypatch):
+    def refuse(_):
+        raise UserError("taken over")
+
+    monkeypatch.setattr(ownership.LockedOwner, "require", refuse)
+    with pytest.raises(UserError, match="taken over"):
+        train.main(arguments(corpus, tmp_path / "run", "--gin.STEPS=1"))
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
 def test_an_owner_whose_folder_is_gone_saves_nothing_more(tmp_path, impatient):
     owner = own(epath.Path(tmp_path / "run"))
     owner.require()

@@ -1,5 +1,6 @@
 """Whole runs of the train command: resume after kill -9 and SIGTERM bit for bit, divergence, and what is refused."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -339,6 +340,19 @@ def test_parameters_that_are_no_numbers_are_named(tmp_path):
     params = {"head": {"kernel": np.ones(3)}, "norm": {"scale": np.array([1.0, np.nan])}}
     with pytest.raises(UserError, match=r"checkpoint 7 of .* no finite numbers: \['norm'\]\['scale'\]$"):
         check_finite(params, epath.Path(tmp_path), 7)
+
+
+def test_a_run_that_begins_from_no_numbers_ends_before_its_first_step(corpus, tmp_path, monkeypatch):
+    init = Trainer.init
+
+    def spoilt(trainer, seed):
+        state = init(trainer, seed)
+        return dataclasses.replace(state, params=jax.tree.map(lambda a: a * np.nan, state.params))
+
+    monkeypatch.setattr(Trainer, "init", spoilt)
+    with pytest.raises(UserError, match="the model at its start has parameters that are no finite numbers"):
+        train.main(arguments(corpus, tmp_path / "run"))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_a_run_without_held_out_text_says_so_before_its_first_step(tmp_path, monkeypatch):
