@@ -231,6 +231,19 @@ def test_one_beam_is_greedy(params, greedy):
     assert found == continued(greedy, [LONG], tokens=12)[0]
 
 
+def test_beam_search_never_finds_a_less_likely_text_than_greedy(params):
+    """Of a model as sharp as a trained one, whose beams leave the greedy text for what turns out worse."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    normal = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    search, greedy = (BeamSearch(MODEL, jax.tree.unflatten(tree, normal), beams) for beams in (2, 1))
+    for seed in range(40):
+        prompt = np.random.default_rng(seed).integers(V, size=5).tolist()
+        (_, found), *_ = search(prompt, 24)
+        ((_, least),) = greedy(prompt, 24)
+        assert found >= least - 1e-4 * abs(least), f"seed {seed}"
+
+
 def test_finished_beams_stay_as_they_are(params, wide_search):
     """Texts end with token 2, and are compared over their own lengths."""
     totals = {}
