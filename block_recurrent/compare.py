@@ -69,8 +69,10 @@ def main(arguments: list[str]) -> None:
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
 
     from block_recurrent.comparison import write
+    from block_recurrent.data.files import require_contained
     from block_recurrent.measures import kind_of
 
+    require_contained(options.output)
     contenders = [contender(name, file, bindings, options.tokens) for name, file in named(options.configs).items()]
     store = prepared_store(options, environment)
     runs = [planned(each, seed, bindings, store, options.output) for seed in options.seeds for each in contenders]

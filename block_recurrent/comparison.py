@@ -13,6 +13,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.inference.statistics import paired_interval, ratio_interval
 from block_recurrent.measures import TEXT, Kind, Measure, kind_with
 from block_recurrent.plots import draw, draw_intervals
+from block_recurrent.writing import write_text
 
 NOT_KNOWN = "-"
 NOTES = (
@@ -86,11 +87,11 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
     early = [f"{run.workdir.name} at step {run.last_step:,}" for run in scores if run.last_step < run.contender.steps]
     best = [f"{run.workdir.name} at step {run.evaluated_step:,}" for run in scores if run.keeps_best]
     about = {**about, **({"stopped": early} if early else {}), **({"best": best} if best else {})}
-    (output / "comparison.json").write_text(json.dumps({**about, "configs": entries}, indent=2) + "\n")
+    write_text(output / "comparison.json", json.dumps({**about, "configs": entries}, indent=2) + "\n")
     header, *rows = cells(entries)
     title, notes = title_of(about), notes_of(about)
     lines = [f"{title}, evaluated on {about['split']}", "", *markdown(header, rows), "", *notes]
-    (output / "comparison.md").write_text("\n".join(lines) + "\n")
+    write_text(output / "comparison.md", "\n".join(lines) + "\n")
     plots = draw_plots(output / "plots", title, about["split"], entries)
 
     console = Console(width=None if sys.stdout.isatty() else 200)

@@ -10,6 +10,7 @@ The output is an Orbax checkpoint of a tree {"layers_0": {...}, ...}: the parame
 stack(layers, scan_depth=False), with one printed line for each layer.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -286,7 +287,7 @@ def main(arguments: list[str]) -> None:
     settings = {"output_gate": False} if options.no_output_gate else {}
     if settings and options.package != "torchqrnn":
         raise UserError(f"--no_output_gate is for torchqrnn, not for {options.package}")
-    if options.output.exists():
+    if os.path.lexists(options.output):
         raise UserError(f"{options.output} exists: choose another --output")
     params = convert(options.package, read_weights(options.weights), options.prefix, **settings)
 

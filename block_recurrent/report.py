@@ -15,6 +15,7 @@ from etils import epath
 
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
+from block_recurrent.writing import write_text
 
 
 def main(arguments: list[str]) -> None:
@@ -28,12 +29,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--trust", action="append", default=[], help="a package that the run's config may import")
     options = parser.parse_args(arguments)
 
+    from block_recurrent.data.files import require_contained
     from block_recurrent.inference.run import METRICS, run_folder
     from block_recurrent.measures import TEXT
     from block_recurrent.reported_runs import read_run, samples_of, told_apart
     from block_recurrent.run_pages import COMPARISON, REPORT, comparison_page, run_page, runs_page
 
     folders = list(dict.fromkeys(map(run_folder, options.workdir)))
+    for folder in folders:
+        require_contained(folder)
     comparison = next((folder for folder in folders if (folder / COMPARISON).exists()), None)
     if comparison and (len(folders) > 1 or options.output):
         raise UserError(f"{comparison} is a folder of `compare`, whose page is in it: give it alone, without --output")
@@ -47,15 +51,14 @@ def main(arguments: list[str]) -> None:
         runs = [replace(run, samples=samples_of(run.workdir, options.trust)) for run in runs]
     if comparison:
         for run in runs:
-            (run.workdir / REPORT).write_bytes(run_page(run).encode())
+            write_text(run.workdir / REPORT, run_page(run))
         file, page = comparison / REPORT, comparison_page(comparison, runs)
     elif len(runs) == 1:
         file, page = runs[0].workdir / REPORT, run_page(runs[0])
     else:
         file, page = runs[0].workdir.parent / "side_by_side.html", runs_page(runs)
     file = epath.Path(options.output or file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(page.encode())
+    write_text(file, page)
 
     for run in runs:
         print(summary(run))

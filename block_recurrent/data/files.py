@@ -1,7 +1,6 @@
 """Files wherever they are, a local folder or a bucket (gs://, s3://, any address that fsspec opens)."""
 
 import contextlib
-import functools
 import glob
 import gzip
 import io
@@ -16,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from block_recurrent.errors import UserError
+from block_recurrent.writing import replacing
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,18 @@ def links(folder: str) -> list[str]:
         return []
     found = (Path(parent, name) for parent, folders, names in os.walk(folder) for name in [*folders, *names])
     return sorted(path.relative_to(folder).as_posix() for path in found if path.is_symlink())
+
+
+def require_contained(folder: str | Path) -> None:
+    """Refuses a folder, such as a downloaded run, with a symbolic link that leads out of it."""
+    root = Path(os.path.realpath(folder))
+    for name in links(str(folder)):
+        target = Path(os.path.realpath(Path(folder, name)))
+        if not target.is_relative_to(root):
+            raise UserError(
+                f"{Path(folder, name)} is a symbolic link that leads out of {folder}, to {target}: remove it, or put "
+                "in its place what it leads to"
+            )
 
 
 def local_listing(folder: Path, hidden: bool, links: bool) -> Iterator[File]:
@@ -199,23 +211,8 @@ def writing(place: str) -> Iterator[BinaryIO]:
         with system.transaction, system.open(path, "wb") as file:
             yield file
         return
-    Path(place).parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=Path(place).parent)
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, place)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-@functools.cache
-def umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with replacing(Path(place)) as file:
+        yield file
 
 
 class Mirror:

@@ -32,6 +32,7 @@ from block_recurrent.inference.labels import MeasuredLabels, measure_labels
 from block_recurrent.inference.measuring import Measured, measure
 from block_recurrent.inference.stop_strings import ends_in_stop, texts_of
 from block_recurrent.inference.streaming import Scorer, Scores, Stream
+from block_recurrent.writing import write_text
 
 METRICS = "metrics.jsonl"
 RUN = "run.json"
@@ -76,7 +77,7 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
                 f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
             )
     store.vocabulary.save(workdir)
-    file.write_text(json.dumps(about, indent=2))
+    write_text(file, json.dumps(about, indent=2))
 
 
 @dataclass(frozen=True)
@@ -303,6 +304,7 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
     `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
     """
     workdir = run_folder(workdir)
+    files.require_contained(workdir)
     if not (workdir / CONFIG).is_file():
         raise UserError(f"{workdir} is not a run: {what_it_is(workdir)}")
     load_config(workdir, trust, bindings)

@@ -31,6 +31,7 @@ from block_recurrent.training.sharding import check_rows, in_mesh, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
 from block_recurrent.training.stopping import Stopped, StopRequest
 from block_recurrent.training.utilisation import seconds_at_peak
+from block_recurrent.writing import write_text
 
 READING = 1800.0  # seconds that a process waits for the others to read a checkpoint; one that dies ends it sooner
 
@@ -213,7 +214,7 @@ def end_early(folder: epath.Path, report: Reporter, step: int, steps: int, losse
     why = f"the last {len(losses) - 1 - place} evaluations brought no lower loss than {lowest}"
     report.line(f"finished early, at step {step} of {steps}: {why}")
     if report.active:
-        (folder / STOPPED).write_text(json.dumps({"step": step, "why": why}) + "\n")
+        write_text(folder / STOPPED, json.dumps({"step": step, "why": why}) + "\n")
 
 
 def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tuple[TrainState, Position] | None:

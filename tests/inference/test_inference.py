@@ -14,20 +14,12 @@ import numpy as np
 import pytest
 
 import block_recurrent
-from block_recurrent import evaluate, generate, train
+from block_recurrent import evaluate, generate
 from block_recurrent.data.store import Store, split_in_memory
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.generation import Sampling
 from block_recurrent.inference.run import open_run, save_run
-from tests.training.test_runs import arguments
-
-
-@pytest.fixture(scope="module")
-def workdir(corpus, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    train.main(arguments(corpus, workdir, "--gin.STEPS=4"))
-    return workdir
 
 
 @pytest.fixture(scope="module")
