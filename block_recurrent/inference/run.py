@@ -252,6 +252,15 @@ class Run:
         """A split of the run's own store, or of another of the same vocabulary."""
         return self.store(store).split(name)
 
+    def training_split(self, store: str | None = None) -> Split | Mixture:
+        """What the run was trained on; where that is not there any more, the training split of another store."""
+        try:
+            return self.split("train")
+        except UserError:
+            if store is None:
+                raise
+            return self.split("train", store)
+
     def evaluate(
         self,
         split: str = "test",
@@ -281,7 +290,8 @@ class Run:
             data, names = opened.split(split), opened.document_names(split)
         if learning:
             segment = max(self.model.block, 5)  # the authors' five words, or a block
-            evaluator = DynamicEvaluator(self.model, segment, self.split("train"), learning, statistics_progress)
+            train = self.training_split(store)
+            evaluator = DynamicEvaluator(self.model, segment, train, learning, statistics_progress)
         else:
             # Few documents in few rows, in longer segments: as many tokens at once, and by the law of chunks the same.
             documents = sum(len(part.lengths) for part, _ in data.parts)
@@ -290,7 +300,8 @@ class Run:
             evaluator = Evaluator(self.model, rows, segment, uncut=True, reset_every=reset_every)
         if self.tells_labels:
             return measure_labels(evaluator, self.params, data, opened.manifest["labels"], names, progress)
-        return measure(evaluator, self.params, data, self.vocabulary, names, progress)
+        task = None if texts is not None else opened.manifest.get("task")
+        return measure(evaluator, self.params, data, self.vocabulary, names, progress, task)
 
     def history(self, split: str = "test", store: str | None = None, **how: Any) -> HistoryCurve:
         """How much the model makes of its past: block_recurrent/inference/history.py."""

@@ -97,6 +97,7 @@ def test_parameters_can_be_had_in_another_type(run):
 
 
 def test_a_run_refuses_a_store_of_another_vocabulary(corpus, tmp_path):
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     save_run(tmp_path, corpus, "train")
     save_run(tmp_path, corpus, "train again")
     other = {**corpus.manifest, "vocabulary": {"kind": "bytes", "size": 259, "sha256": "other"}}
