@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.inference.generation import Reader
+from block_recurrent.ranges import RATE, WHOLE_1
 
 Found = list[tuple[list[int], float]]  # new tokens and their log probability, best first
 
@@ -28,10 +29,8 @@ class BeamSearch:
     """
 
     def __init__(self, model: nn.Module, params, beams: int, length_penalty: float = 0.0, banned: Sequence[int] = ()):
-        if beams < 1:
-            raise UserError(f"beams {beams} keeps no text: give 1 or more")
-        if not length_penalty >= 0:
-            raise UserError(f"length_penalty {length_penalty} is negative: 0 compares whole texts, 1 their mean token")
+        WHOLE_1.check("beams", beams)
+        RATE.check("length_penalty", length_penalty)
         self.beams, self.length_penalty, self._reader = beams, length_penalty, Reader(model, params)
         self.rows = beams + (beams > 1)  # the last one is greedy; a single beam is greedy itself
         model = self._reader.model

@@ -161,7 +161,7 @@ def test_sampling():
     assert draws(Sampling(top_p=0.65), logits) == {0, 1}
     assert draws(Sampling(top_p=0.75), logits) == {0, 1, 2}
     assert draws(Sampling(top_p=1e-6), logits) == {0}
-    assert draws(Sampling(temperature=1e-3), logits) == {0}
+    assert draws(Sampling(temperature=1e-3), logits) == draws(Sampling(temperature=1e-300), logits) == {0}
     assert draws(Sampling(min_p=0.45), logits) == {0, 1, 2}
     assert draws(Sampling(min_p=0.7), logits) == {0, 1}
     assert draws(Sampling(min_p=1), logits) == {0}
@@ -172,6 +172,11 @@ def test_sampling():
     "wrong",
     [
         {"temperature": -1},
+        {"temperature": np.nan},
+        {"temperature": 1e300},
+        {"top_k": 2.5},
+        {"top_p": np.nan},
+        {"repetition_penalty": 1e300},
         {"top_k": 0},
         {"top_p": 0.0},
         {"top_p": 1.5},
@@ -259,6 +264,14 @@ def test_finished_beams_stay_as_they_are(params, wide_search):
 
 def test_fewer_texts_than_beams(wide_search):
     assert len(wide_search(SHORT, 1)) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"seed": 10**20}, "seed is 1000"), ({"seed": -1}, "seed is -1"), ({"tokens": 0}, "tokens")]
+)
+def test_wrong_draws_are_told(drawing, wrong, message):
+    with pytest.raises(UserError, match=message):
+        list(drawing([SHORT], **{"tokens": 3, **wrong}))
 
 
 @pytest.mark.parametrize("wrong", [{"beams": 0}, {"beams": 2, "length_penalty": -1.0}])
