@@ -53,8 +53,8 @@ class Run:
     def last_step(self) -> int:
         """The last of its steps, or that at which its held-out losses have ended it."""
         try:
-            return json.loads((self.workdir / "stopped.json").read_text())["step"]
-        except (FileNotFoundError, json.JSONDecodeError, KeyError):
+            return int(json.loads((self.workdir / "stopped.json").read_bytes())["step"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
             return self.contender.steps
 
     def is_trained(self) -> bool:
@@ -73,9 +73,10 @@ class Run:
     def score(self, split: str) -> dict | None:
         """What `evaluate` wrote; None before, or where it was killed in writing."""
         try:
-            return json.loads((self.workdir / "evaluation" / f"{split}-{self.evaluated_step}.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+            found = json.loads((self.workdir / "evaluation" / f"{split}-{self.evaluated_step}.json").read_bytes())
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
+        return found if isinstance(found, dict) else None
 
 
 def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Contender, dict], kind: Kind = TEXT) -> None:

@@ -122,12 +122,12 @@ def is_number(value: object) -> bool:
 
 
 def text_of(file: epath.Path) -> str:
-    return file.read_text() if file.exists() else ""
+    return file.read_bytes().decode(errors="replace") if file.exists() else ""
 
 
 def read_score(file: epath.Path, kind: Kind, of_words: bool) -> Score:
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_bytes())
         perplexity = found.get("perplexity" if of_words else "word_perplexity")
         history = found.get("history") or []
         return Score(
@@ -144,7 +144,7 @@ def read_score(file: epath.Path, kind: Kind, of_words: bool) -> Score:
             classes=tuple(read_part(row, kind.main) for row in found.get("by_class") or ()),
             per_document=read_documents(found, kind) if found.get("per_document") else (),
         )
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f"{file} is not what `evaluate` writes ({type(error).__name__}: {error}): remove it and evaluate again"
         ) from error

@@ -318,6 +318,10 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
     files.require_contained(workdir)
     if not (workdir / CONFIG).is_file():
         raise UserError(f"{workdir} is not a run: {what_it_is(workdir)}")
+    try:
+        (workdir / CONFIG).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{workdir / CONFIG} is not text ({error}): {workdir} is not a complete run") from error
     load_config(workdir, trust, bindings)
     return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
 
@@ -345,12 +349,12 @@ def what_it_is(folder: epath.Path) -> str:
 
 
 def read_metrics(file: epath.Path) -> list[dict]:
-    """The rows of a metrics file; a line that a kill or a full disk has cut short is left out."""
+    """The rows of a metrics file; what a kill or a full disk has cut short, or was never a row, is left out."""
     rows = []
-    for line in file.read_text().splitlines() if file.exists() else []:
+    for line in file.read_bytes().splitlines() if file.exists() else []:
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.append(row)
@@ -374,18 +378,19 @@ def best_step(workdir: epath.Path, steps: Sequence[int]) -> int:
 
 def held_out_loss(row: Mapping[str, float]) -> float | None:
     """The validation loss of a row of metrics, in nats per prediction; None for a row of training."""
-    if "validation_loss" in row:
-        return math.inf if math.isnan(row["validation_loss"]) else row["validation_loss"]
-    bits = row.get("validation_bits_per_token")  # all that older runs tell
-    return None if bits is None else bits * math.log(2)
+    loss, bits = row.get("validation_loss"), row.get("validation_bits_per_token")  # all that older runs tell
+    if isinstance(loss, int | float):
+        return math.inf if math.isnan(loss) else loss
+    return bits * math.log(2) if isinstance(bits, int | float) else None
 
 
 def read_about(workdir: epath.Path) -> dict[str, Any]:
     """What save_run noted."""
     try:
-        about = json.loads((workdir / RUN).read_text())
-        if not {"command", "store", "splits", "vocabulary"} <= set(about):
+        about = json.loads((workdir / RUN).read_bytes())
+        noted = {"command": str, "store": str, "splits": dict, "vocabulary": dict}
+        if not isinstance(about, dict) or not all(isinstance(about.get(name), kind) for name, kind in noted.items()):
             raise ValueError("it lacks what every run notes")
         return about
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{workdir / RUN} cannot be read ({error}): {workdir} is not a complete run") from error
