@@ -23,6 +23,7 @@ from typing import TextIO
 from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.comparison import Contender, Run
 from block_recurrent.errors import PREEMPTED, Preempted, UserError, run_command
+from block_recurrent.ranges import LARGE, SEED, Range
 
 # What the comparison binds itself, and from which of its options.
 BOUND = {
@@ -41,7 +42,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     data.add_argument("--task", help="train on this task's store, which is prepared first where that takes no --input")
     data.add_argument("--store", metavar="FOLDER", help="train on this prepared store")
     parser.add_argument(
-        "--tokens", type=float, help="of training, the same for every config (default: each config's own steps)"
+        "--tokens",
+        type=Range(least=1, most=LARGE),
+        help="of training, the same for every config (default: each config's own steps)",
     )
     parser.add_argument("--seeds", type=seeds, default=[0], metavar="SEED,...", help="one run for each (default: 0)")
     parser.add_argument("--output", type=Path, required=True, help="the folder of all runs, the table and the plots")
@@ -50,8 +53,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--trust", action="append", default=[], help="as in evaluate")
     parser.add_argument("--table_only", action="store_true", help="train nothing: the table and plots of what is there")
     options, bindings = gin_bindings(parser, arguments)
-    if options.tokens is not None and not 1 <= options.tokens < math.inf:
-        raise UserError(f"--tokens={options.tokens}: give a number of tokens, 1 or more")
+    if options.table_only and (options.skip_damaged or options.trust):
+        raise UserError("--table_only trains and evaluates nothing: leave --skip_damaged and --trust away")
     for name in (binding.partition("=")[0].strip() for binding in bindings):
         if name in BOUND and (BOUND[name] != "--tokens" or options.tokens is not None):
             raise UserError(f"--gin.{name}: a comparison sets it by {BOUND[name]}")
@@ -59,7 +62,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def seeds(text: str) -> list[int]:
-    return sorted(set(map(int, text.split(","))))
+    """The value of --seeds: numbers with commas between them."""
+    return sorted({int(SEED(seed)) for seed in text.split(",")})
 
 
 def main(arguments: list[str]) -> None:

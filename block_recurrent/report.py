@@ -28,6 +28,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--no_samples", action="store_true", help="no text written by the newest checkpoint")
     parser.add_argument("--trust", action="append", default=[], help="a package that the run's config may import")
     options = parser.parse_args(arguments)
+    if options.no_samples and options.trust:
+        raise UserError("--trust is for samples, which --no_samples leaves out: leave one of them away")
 
     from block_recurrent.data.files import require_contained
     from block_recurrent.inference.run import METRICS, run_folder
