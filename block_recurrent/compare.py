@@ -18,12 +18,14 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from block_recurrent.commandline import command_parser, gin_bindings
-from block_recurrent.comparison import Contender, Run
 from block_recurrent.errors import PREEMPTED, Preempted, UserError, run_command
 from block_recurrent.ranges import LARGE, SEED, Range
+
+if TYPE_CHECKING:
+    from block_recurrent.comparison import Contender, Run
 
 # What the comparison binds itself, and from which of its options.
 BOUND = {
@@ -110,9 +112,10 @@ def named(files: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def contender(name: str, file: str, bindings: list[str], tokens: float | None) -> Contender:
+def contender(name: str, file: str, bindings: list[str], tokens: float | None) -> "Contender":
     """A config, with the steps that the tokens take, or its own."""
     from block_recurrent import config
+    from block_recurrent.comparison import Contender
     from block_recurrent.plan import configured_training
 
     config.parse([file], bindings)
@@ -126,7 +129,7 @@ def contender(name: str, file: str, bindings: list[str], tokens: float | None) -
     return Contender(name, file, per_step, steps)
 
 
-def cost(contender: Contender, bindings: list[str]) -> dict[str, float]:
+def cost(contender: "Contender", bindings: list[str]) -> dict[str, float]:
     """What a config's shapes tell: parameters, and FLOPs of training."""
     from flax import linen as nn
 
@@ -169,9 +172,10 @@ def prepared_store(options: argparse.Namespace, environment: Mapping[str, str]):
     return store
 
 
-def planned(contender: Contender, seed: int, bindings: list[str], store, output: Path) -> Run:
+def planned(contender: "Contender", seed: int, bindings: list[str], store, output: Path) -> "Run":
     """A contender's run with a seed; a workdir that holds another run is refused."""
     from block_recurrent import config
+    from block_recurrent.comparison import Run
     from block_recurrent.data.store import contents
     from block_recurrent.inference.run import read_about
     from block_recurrent.training.loop import train
@@ -193,7 +197,7 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
     return Run(contender, seed, workdir, tuple(f"--gin.{binding}" for binding in (*bindings, *own)), keeps_best)
 
 
-def finish(runs: Sequence[Run], options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+def finish(runs: Sequence["Run"], options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
     """Trains and evaluates what is not done yet; what went wrong, a line for each run that failed."""
     failed = []
     with locked(options.output) as lock:

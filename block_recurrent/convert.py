@@ -15,10 +15,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from block_recurrent.commandline import command_parser
-from block_recurrent.errors import UserError, run_command
+from block_recurrent.errors import UserError, fail, missing_package, run_command
+
+try:
+    import numpy as np
+except ImportError as error:
+    if __name__ != "__main__" or missing_package(error) is None:
+        raise
+    fail(missing_package(error))
 
 Arrays = dict[str, np.ndarray]
 

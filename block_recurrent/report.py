@@ -10,12 +10,14 @@ A page is one file that needs no server and no network.
 import sys
 from dataclasses import replace
 from pathlib import Path
-
-from etils import epath
+from typing import TYPE_CHECKING
 
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
 from block_recurrent.writing import write_text
+
+if TYPE_CHECKING:
+    from etils import epath
 
 
 def main(arguments: list[str]) -> None:
@@ -30,6 +32,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.no_samples and options.trust:
         raise UserError("--trust is for samples, which --no_samples leaves out: leave one of them away")
+
+    from etils import epath
 
     from block_recurrent.data.files import require_contained
     from block_recurrent.inference.run import METRICS, run_folder
@@ -88,7 +92,7 @@ def summary(run) -> str:
     )
 
 
-def next_commands(workdir: epath.Path, step: int, writes_text: bool) -> str:
+def next_commands(workdir: "epath.Path", step: int, writes_text: bool) -> str:
     """The exact commands to go on with: resume, evaluate, and, of a language model, generate and one's own text."""
     from block_recurrent.inference.run import read_about
 

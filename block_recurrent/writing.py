@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from etils import epath
-
 
 def write_text(file: str | os.PathLike, text: str) -> None:
     write_bytes(file, text.encode())
@@ -18,6 +16,8 @@ def write_text(file: str | os.PathLike, text: str) -> None:
 def write_bytes(file: str | os.PathLike, content: bytes) -> None:
     """Writes a file as a whole, here or in a bucket, whose objects are whole by themselves."""
     if "://" in str(file):
+        from etils import epath  # whoever only prepares data does without it
+
         epath.Path(file).write_bytes(content)
         return
     with replacing(Path(file)) as stream:
