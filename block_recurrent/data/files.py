@@ -1,6 +1,8 @@
 """Files wherever they are, a local folder or a bucket (gs://, s3://, any address that fsspec opens)."""
 
+import argparse
 import contextlib
+import functools
 import glob
 import gzip
 import io
@@ -8,6 +10,7 @@ import itertools
 import os
 import stat
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +18,10 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from block_recurrent.errors import UserError
+from block_recurrent.ranges import POSITIVE
 from block_recurrent.writing import replacing
+
+ANSWER = "BLOCK_RECURRENT_ANSWER_SECONDS"  # how long a bucket may be silent at first
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,39 @@ def is_remote(place: str | Path) -> bool:
 
 
 def file_system(place: str):
-    """fsspec's file system of an address, and the path on it."""
+    """fsspec's file system of an address, and the path on it; of a bucket of Google's, once it has answered."""
+    if place.startswith(("gs://", "gcs://")):
+        require_answer(place.partition("://")[2].partition("/")[0])
+    return file_system_of(place)
+
+
+@functools.cache
+def require_answer(bucket: str) -> None:
+    """Raises a UserError where a bucket is silent: without a network its client tries again for minutes."""
+    seconds = answer_time(os.environ.get(ANSWER, "20"))
+    answered = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # whoever opens a file there tells what is wrong
+            file_system_of(f"gs://{bucket}")[0].info(bucket)
+        answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    if not answered.wait(seconds):
+        raise UserError(
+            f"gs://{bucket} has not answered in {seconds:g} s: see whether there is a network, or wait longer with "
+            f"{ANSWER}={3 * seconds:g}"
+        )
+
+
+def answer_time(text: str) -> float:
+    try:
+        return POSITIVE(text)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{ANSWER} is in seconds: {error}") from error
+
+
+def file_system_of(place: str):
     import fsspec
 
     try:
