@@ -108,7 +108,8 @@ class Checkpoints:
     def _difference(self, step: int, params: Any) -> str:
         """The first parameter that a checkpoint has in another shape than asked for; nothing if it does not tell."""
         try:
-            saved = shapes(self.reader.metadata(self.folder / str(step)).item_metadata[PARAMS].tree)
+            with ending_reads():
+                saved = shapes(self.reader.metadata(self.folder / str(step)).item_metadata[PARAMS].tree)
         except Exception:  # what cannot be read is damaged
             return ""
         asked = shapes(params)
@@ -120,18 +121,16 @@ class Checkpoints:
 
     def damaged(self, step: int, why: str) -> UserError:
         """The error over a checkpoint that training cannot go on from."""
-        others = self._others(step)
-        advice = f"--skip_damaged goes on from step {max(others)}" if others else "it is the only one of this run"
-        return UserError(f"checkpoint {self.folder / str(step)} is damaged ({why}); {advice}")
+        return self._damaged(step, why, "--skip_damaged goes on from step {}")
 
     def damaged_params(self, step: int, why: str) -> UserError:
         """The error over a checkpoint that cannot be evaluated."""
-        others = self._others(step)
-        advice = f"--step={max(others)} takes another" if others else "it is the only one of this run"
-        return UserError(f"checkpoint {self.folder / str(step)} is damaged ({why}); {advice}")
+        return self._damaged(step, why, "evaluate and generate read another with --step={}")
 
-    def _others(self, step: int) -> list[int]:
-        return [other for other in self.steps() if other != step]
+    def _damaged(self, step: int, why: str, advice: str) -> UserError:
+        others = [other for other in self.steps() if other != step]
+        advice = advice.format(max(others)) if others else "it is the only one of this run"
+        return UserError(f"checkpoint {self.folder / str(step)} is damaged ({why}); {advice}")
 
     def set_aside(self, step: int, together: Callable[[str], None]) -> None:
         """Renames a step's folder, so that it is no checkpoint any more; `together` waits for a run's processes."""

@@ -55,8 +55,6 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--trust", action="append", default=[], help="as in evaluate")
     parser.add_argument("--table_only", action="store_true", help="train nothing: the table and plots of what is there")
     options, bindings = gin_bindings(parser, arguments)
-    if options.table_only and (options.skip_damaged or options.trust):
-        raise UserError("--table_only trains and evaluates nothing: leave --skip_damaged and --trust away")
     for name in (binding.partition("=")[0].strip() for binding in bindings):
         if name in BOUND and (BOUND[name] != "--tokens" or options.tokens is not None):
             raise UserError(f"--gin.{name}: a comparison sets it by {BOUND[name]}")

@@ -7,7 +7,10 @@ python -m block_recurrent.report runs/two                      # a folder of `co
 A page is one file that needs no server and no network.
 """
 
+import re
+import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +21,8 @@ from block_recurrent.writing import write_text
 
 if TYPE_CHECKING:
     from etils import epath
+
+NAMES = ("STEPS", "STORE")  # of a run's length and data, where its config has names for them
 
 
 def main(arguments: list[str]) -> None:
@@ -94,24 +99,40 @@ def summary(run) -> str:
 
 def next_commands(workdir: "epath.Path", step: int, writes_text: bool) -> str:
     """The exact commands to go on with: resume, evaluate, and, of a language model, generate and one's own text."""
+    from block_recurrent.config import CONFIG
     from block_recurrent.inference.run import read_about
 
-    run = f"{executable()} -m block_recurrent"
-    command = " ".join(word for word in read_about(workdir)["command"].split() if not word.startswith("--gin.STEPS="))
-    resume = ["Go on:", f"  resume, longer    {run}.train {command} --gin.STEPS={2 * step}"]
+    run, place = f"{executable()} -m block_recurrent", shlex.quote(str(workdir))
+    config = (workdir / CONFIG).read_text()
+    steps, store = (name if re.search(rf"^{name} =", config, re.M) else f"train.{name.lower()}" for name in NAMES)
+    words = without(shlex.split(read_about(workdir)["command"]), "--workdir", f"--gin.{steps}", "--take_over")
+    longer = shlex.join([*words, f"--workdir={workdir}", f"--gin.{steps}={2 * step}"])
+    resume = ["Go on:", f"  resume, longer    {run}.train {longer}"]
     if not writes_text:
-        return "\n".join([*resume, f"  evaluate          {run}.evaluate {workdir}"])
-    mine = " ".join(word for word in command.split() if not word.startswith("--workdir="))
+        return "\n".join([*resume, f"  evaluate          {run}.evaluate {place}"])
+    mine = shlex.join(without(words, f"--gin.{store}"))
     return "\n".join(
         [
             *resume,
-            f"  evaluate          {run}.evaluate {workdir} --text=README.md",
-            f"  generate          {run}.generate {workdir} --prompt='class ' --samples=3 --top_p=0.9",
+            f"  evaluate          {run}.evaluate {place} --text=README.md",
+            f"  generate          {run}.generate {place} --prompt='class ' --samples=3 --top_p=0.9",
             "On your own folder of text:",
             f"  prepare           {run}.prepare --task=text_files --input=FOLDER --output=data/mine",
-            f"  train             {run}.train {mine} --gin.STORE=\"'data/mine'\" --workdir=runs/mine",
+            f"  train             {run}.train {mine} --gin.{store}=\"'data/mine'\" --workdir=runs/mine",
         ]
     )
+
+
+def without(words: Sequence[str], *flags: str) -> list[str]:
+    """The words of a command but for some flags and their values."""
+    left, words = [], list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--workdir" and word in flags and words:
+            words.pop(0)
+        elif word.partition("=")[0] not in flags:
+            left.append(word)
+    return left
 
 
 def executable() -> str:

@@ -104,7 +104,7 @@ def read_run(workdir: epath.Path) -> ReportedRun:
     about = read_about(workdir)
     kind = LABELS if any("validation_accuracy" in row for row in rows) else kind_of(about)
     of_words = about["vocabulary"]["kind"] == "words"
-    counted = re.search(r"parameters: +([\d,]{1,20}) ", text_of(workdir / "train.log"))
+    counted = re.findall(r"parameters: +([\d,]{1,20}) ", text_of(workdir / "train.log"))  # the last start's counts
     return ReportedRun(
         name_of(workdir),
         workdir,
@@ -112,7 +112,7 @@ def read_run(workdir: epath.Path) -> ReportedRun:
         rows,
         [read_score(file, kind, of_words) for file in sorted((workdir / "evaluation").glob("*.json"))],
         text_of(workdir / CONFIG),
-        int(counted[1].replace(",", "")) if counted else None,
+        int(counted[-1].replace(",", "")) if counted else None,
     )
 
 

@@ -29,7 +29,6 @@ def main(arguments: list[str]) -> None:
     options, bindings = gin_bindings(parser, arguments)
 
     import jax
-    from etils import epath
 
     from block_recurrent import config
     from block_recurrent.data.store import open_store
@@ -54,7 +53,7 @@ def main(arguments: list[str]) -> None:
     if processes.client() is not None:
         processes.agree("start", facts, options.patience)
 
-    workdir, owners = epath.Path(options.workdir), []
+    workdir, owners = run_folder(options.workdir), []
 
     def started(store) -> None:
         with processes.before_agreeing("workdir"):

@@ -101,7 +101,6 @@ def test_prepare_refuses_flags_without_use(flags, message):
         (["--tokens=1e30"], "--tokens: '1e30' is not a number"),
         (["--seeds=0,-1"], "--seeds: '-1' is not a whole number"),
         (["--seeds=12345678901234567890"], "--seeds: '12345678901234567890' is not a whole number"),
-        (["--table_only", "--skip_damaged"], "leave --skip_damaged"),
     ],
 )
 def test_compare_refuses_what_makes_no_sense(flags, message):

@@ -19,12 +19,19 @@ from flax import linen as nn
 from block_recurrent.checkpoints import Checkpoints
 from block_recurrent.config import CONFIG, bindings_of, has_checkpoint, load_config
 from block_recurrent.data import files
-from block_recurrent.data.store import MANIFEST, Mixture, Split, Store, contents, open_store, split_in_memory
-from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
+from block_recurrent.data.store import Mixture, Split, Store, contents, is_store, open_store, place_of, split_in_memory
+from block_recurrent.data.vocabulary import (
+    ByteVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
+    WordVocabulary,
+    saved_vocabulary,
+)
 from block_recurrent.errors import UserError
 from block_recurrent.inference.beams import BeamSearch
 from block_recurrent.inference.dynamic import DynamicEvaluator, Learning
 from block_recurrent.inference.evaluation import Evaluator
+from block_recurrent.inference.folders import what_it_is
 from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.history import HistoryCurve, history_curve
 from block_recurrent.inference.inspection import inside
@@ -69,8 +76,8 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
         before = read_about(workdir)
         if before["vocabulary"] != about["vocabulary"]:
             raise UserError(
-                f"{store.folder} has another vocabulary than {workdir} was trained with: prepare it with the run's "
-                "own, or choose another --workdir"
+                f"{store.folder} has another vocabulary than {workdir} was trained with: prepare it with "
+                f"{own_vocabulary(before, workdir)}, or choose another --workdir"
             )
         if before["splits"]["train"] != about["splits"]["train"]:
             raise UserError(
@@ -78,6 +85,15 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
             )
     store.vocabulary.save(workdir)
     write_text(file, json.dumps(about, indent=2))
+
+
+def own_vocabulary(about: Mapping[str, Any], workdir: epath.Path) -> str:
+    """How `prepare` is given the vocabulary of a run."""
+    kind = about["vocabulary"]["kind"]
+    files_of = {each.kind: each.file_name for each in (SentencePieceVocabulary, WordVocabulary)}
+    if kind in files_of:
+        return f"--vocabulary={workdir / files_of[kind]}"
+    return "--vocabulary=bytes" if kind == ByteVocabulary.kind else f"a task of {kind}"
 
 
 @dataclass(frozen=True)
@@ -167,14 +183,23 @@ class Run:
 
     def store(self, folder: str | None = None) -> Store:
         """The store the run was trained on, or another of the same vocabulary."""
+        if folder is None and not is_store(place_of(self.about["store"])):
+            raise UserError(
+                f"{self.workdir} was trained on {self.about['store']}, which is not here: evaluate takes a copy of it "
+                "by --store=FOLDER, or a text of yours by --text=FILE"
+            )
         store = open_store(folder or self.about["store"])
         if store.manifest["vocabulary"] != self.about["vocabulary"]:
-            raise UserError(f"{store.folder} has another vocabulary than {self.workdir}: prepare it with the run's own")
+            raise UserError(
+                f"{store.folder} has another vocabulary than {self.workdir}: prepare it with "
+                f"{own_vocabulary(self.about, self.workdir)}"
+            )
         if store.manifest.get("labels") != self.about.get("labels"):
             raise UserError(f"{store.folder} has other labels than {self.workdir} was trained to tell, or one has none")
         if folder is None and contents(store) != self.about["splits"]:
             raise UserError(
-                f"{store.folder} has changed since {self.workdir} was trained: if you mean it, pass --store"
+                f"{store.folder} has changed since {self.workdir} was trained: if you mean it, evaluate with "
+                f"--store={store.folder}"
             )
         return store
 
@@ -326,28 +351,6 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
     return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
 
 
-def what_it_is(folder: epath.Path) -> str:
-    """What somebody has given who meant a run."""
-    if not folder.exists():
-        return "there is nothing of that name"
-    if not folder.is_dir():
-        return "it is a file; give the --workdir of a training run"
-    for parent in (folder.parent, folder.parent.parent):
-        if (parent / CONFIG).is_file():
-            return f"it is inside one, {parent}"
-    inside = {file.name for file in folder.iterdir()}
-    if MANIFEST in inside:
-        return "it is a prepared store, which runs are trained on"
-    if "comparison.json" in inside:
-        runs = sorted(name for name in inside if (folder / name / CONFIG).is_file())
-        return f"it is a comparison of runs; give one of them: {', '.join(runs)}"
-    if {"_METADATA", "_CHECKPOINT_METADATA"} & inside:
-        return f"it is an Orbax checkpoint without its run, which has a {CONFIG} beside its checkpoints"
-    if any(name.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt")) for name in inside):
-        return "it looks like a model of PyTorch; block_recurrent.convert reads those of the papers' authors"
-    return f"it has no {CONFIG}; give the --workdir of a training run"
-
-
 def read_metrics(file: epath.Path) -> list[dict]:
     """The rows of a metrics file; what a kill or a full disk has cut short, or was never a row, is left out."""
     rows = []
@@ -370,8 +373,8 @@ def best_step(workdir: epath.Path, steps: Sequence[int]) -> int:
     there = [step for step in steps if step in losses]
     if not there:
         raise UserError(
-            f"no step of {workdir} that was evaluated in training has a checkpoint: with "
-            "--gin.train.keep_best=True the best gets one"
+            f"no step of {workdir} that was evaluated in training has a checkpoint: choose one of "
+            f"{', '.join(map(str, steps))}; train makes one of each new best with --gin.train.keep_best=True"
         )
     return min(there, key=losses.__getitem__)
 
