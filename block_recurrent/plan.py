@@ -103,7 +103,7 @@ def configured_training():
     """The run of the parsed config, without its data and with no more of its mesh than the sizes."""
     from block_recurrent import config
     from block_recurrent.planning.shapes import Training
-    from block_recurrent.training.loop import check_counts, train
+    from block_recurrent.training.loop import check_arguments, train
     from block_recurrent.training.sharding import make_mesh
 
     given = config.names_given_to(train)
@@ -112,7 +112,7 @@ def configured_training():
         raise UserError(f"the config gives no value for {', '.join(f'train.{name}' for name in missing)}")
     names = given & {"model", "optimizer", "steps", "rows", "segment", "accumulate", "health"}
     settings = {"accumulate": 1, "health": False, **config.bindings_of(train, *names)}
-    check_counts(**{name: settings[name] for name in ("steps", "rows", "segment", "accumulate")})
+    check_arguments(settings)
     mesh = {}
     if "mesh" in given and (sizes := config.names_given_to(make_mesh) & {"data", "fsdp", "tensor"}):
         mesh = config.bindings_of(make_mesh, *sizes)

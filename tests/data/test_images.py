@@ -159,7 +159,7 @@ def test_all_missing_files_are_named(folder):
     ("arguments", "told"),
     [
         (["--task=mnist", "--seed=1"], "--seed does not go with --task=mnist"),
-        (["--task=mnist_permuted", "--seed=-1"], "--seed: '-1' is not a whole number 0 or more"),
+        (["--task=mnist_permuted", "--seed=-1"], "--seed: '-1' is not a whole number, 0 or more"),
         (["--task=mnist", "--vocabulary=bytes"], "pixels are not text"),
         (["--task=mnist", "--separator"], "pixels are not text"),
         (["--task=mnist", "--train_vocabulary=x.model"], "pixels are not text"),
