@@ -101,11 +101,12 @@ def next_commands(workdir: "epath.Path", step: int, writes_text: bool) -> str:
     """The exact commands to go on with: resume, evaluate, and, of a language model, generate and one's own text."""
     from block_recurrent.config import CONFIG
     from block_recurrent.inference.run import read_about
+    from block_recurrent.reported_runs import text_of
 
     run, place = f"{executable()} -m block_recurrent", shlex.quote(str(workdir))
-    config = (workdir / CONFIG).read_text()
+    config = text_of(workdir / CONFIG)
     steps, store = (name if re.search(rf"^{name} =", config, re.M) else f"train.{name.lower()}" for name in NAMES)
-    words = without(shlex.split(read_about(workdir)["command"]), "--workdir", f"--gin.{steps}", "--take_over")
+    words = without(words_of(read_about(workdir)["command"]), "--workdir", f"--gin.{steps}", "--take_over")
     longer = shlex.join([*words, f"--workdir={workdir}", f"--gin.{steps}={2 * step}"])
     resume = ["Go on:", f"  resume, longer    {run}.train {longer}"]
     if not writes_text:
@@ -121,6 +122,14 @@ def next_commands(workdir: "epath.Path", step: int, writes_text: bool) -> str:
             f"  train             {run}.train {mine} --gin.{store}=\"'data/mine'\" --workdir=runs/mine",
         ]
     )
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command, which may have quotes without an end where a run comes from elsewhere."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
 
 
 def without(words: Sequence[str], *flags: str) -> list[str]:

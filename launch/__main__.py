@@ -126,7 +126,6 @@ def add_flags_of(command: str, one: argparse.ArgumentParser) -> None:
 def main(arguments: list[str]) -> None:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options, training = parser().parse_args(arguments[:at]), arguments[at + 1 :]
-    check(options)
     jobs, cloud = (DryJobs if options.dry_run else Jobs)(options.state), Cloud(options.gcloud, options.dry_run)
     known = jobs.find(options.name)
     if options.command in ("watch", "logs", "stop", "down") and not (known or options.dry_run):
@@ -145,12 +144,6 @@ def main(arguments: list[str]) -> None:
     code = globals()[f"command_{options.command}"](jobs, cloud, job, options)
     if code:
         sys.exit(code)
-
-
-def check(options: argparse.Namespace) -> None:
-    """Refuses flags that cannot act together."""
-    if options.command == "sweep" and options.yes and not options.now:
-        raise UserError("--yes books slices, which a sweep does with --now alone: give --now too, or leave it away")
 
 
 def command_up(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ import pytest
 from block_recurrent import compare, prepare, report
 from block_recurrent.errors import UserError
 from block_recurrent.ranges import Range
-from launch import __main__ as launch
 
 ROOT = Path(__file__).parents[1]
 
@@ -111,8 +110,3 @@ def test_compare_refuses_what_makes_no_sense(flags, message):
 def test_a_report_without_samples_trusts_nobody():
     with pytest.raises(UserError, match="--trust is for samples"):
         report.main(["runs/any", "--no_samples", "--trust=mine"])
-
-
-def test_a_sweep_is_booked_with_now_alone():
-    with pytest.raises(UserError, match="give --now too"):
-        launch.main(["sweep", "mine", "--yes"])
