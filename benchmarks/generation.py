@@ -25,6 +25,7 @@ from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
+from block_recurrent.ranges import WHOLE_1
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.feedback import feedback_stack
 from models.sliding_window import SlidingWindowLayer
@@ -123,10 +124,12 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.generation", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=PARTS, default="pytorch")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["Rec:fixed:skip"])
-    parser.add_argument("--segments", type=int, nargs="+", default=[1024, 128], help="PyTorch's; its default is 1024")
-    parser.add_argument("--threads", type=int, default=2, help="PyTorch's; 1 where other work has the cores")
-    parser.add_argument("--positions", type=int, nargs="+", default=[100, 10_000])
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument(
+        "--segments", type=WHOLE_1, nargs="+", default=[1024, 128], help="PyTorch's; its default is 1024"
+    )
+    parser.add_argument("--threads", type=WHOLE_1, default=2, help="PyTorch's; 1 where other work has the cores")
+    parser.add_argument("--positions", type=WHOLE_1, nargs="+", default=[100, 10_000])
+    parser.add_argument("--repetitions", type=WHOLE_1, default=7)
     options = parser.parse_args()
     for name in options.models:
         PARTS[options.part](name, options)

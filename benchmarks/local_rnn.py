@@ -19,6 +19,7 @@ from benchmarks import torch_recurrences
 from benchmarks.interleaved import medians
 from benchmarks.recurrences import timed
 from block_recurrent.kept_memory import keep_memory
+from block_recurrent.ranges import WHOLE_1
 from models import r_transformer
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -92,7 +93,7 @@ def memory(size: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.local_rnn", description=__doc__.splitlines()[0])
     for name, default in (("batch", 16), ("length", 512), ("width", 512), ("window", 7), ("repetitions", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(f"--{name}", type=WHOLE_1, default=default)
     parser.add_argument("--cell", default="gru", choices=["gru", "lstm", "rnn"])
     parser.add_argument("--part", choices=["speed", "memory"], default="speed")
     options = parser.parse_args()

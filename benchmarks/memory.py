@@ -24,6 +24,7 @@ from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
+from block_recurrent.ranges import WHOLE_1
 from models.memorizing_transformer import MemorizingLayer
 from models.sliding_window import SlidingWindowLayer
 
@@ -89,9 +90,9 @@ def bytes_of(state) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.memory", description=__doc__.splitlines()[0])
-    parser.add_argument("--memory", type=int, default=32768)
-    parser.add_argument("--segment", type=int, default=512)
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--memory", type=WHOLE_1, default=32768)
+    parser.add_argument("--segment", type=WHOLE_1, default=512)
+    parser.add_argument("--repetitions", type=WHOLE_1, default=7)
     options = parser.parse_args()
     models = {"exact": "exact", "approximate": "approximate", "sliding window": None}
     streams = {name: Streams(model_of(search, options.memory), options.segment) for name, search in models.items()}

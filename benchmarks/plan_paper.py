@@ -16,6 +16,7 @@ from pathlib import Path
 from block_recurrent.errors import MISTAKE
 from block_recurrent.planning.compiling import MISSING, libtpu_version
 from block_recurrent.planning.tables import size
+from block_recurrent.writing import write_text
 
 SLICES, LARGE_SLICES = ("v4-64", "v5litepod-32"), ("v4-256", "v5litepod-128")  # one row of 4096 tokens a chip
 CONFIGS = {
@@ -86,7 +87,7 @@ def main() -> None:
         for where in options.slice or CONFIGS[config]:
             lines.append(f"| {' | '.join(cells(config, plan(config, where)))} |")
             print(lines[-1], flush=True)
-            options.output.write_text("\n".join([HEADING.rstrip(), *lines, "", made, ""]))
+            write_text(options.output, "\n".join([HEADING.rstrip(), *lines, "", made, ""]))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from benchmarks.interleaved import medians
+from block_recurrent.ranges import WHOLE_1
 from models.sliding_window import SlidingWindowLayer
 
 
@@ -35,8 +36,8 @@ def main() -> None:
         ("segment", 1024),
         ("batch", 2),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--repetitions", type=int, default=9)
+        parser.add_argument(f"--{name}", type=WHOLE_1, default=default)
+    parser.add_argument("--repetitions", type=WHOLE_1, default=9)
     options = parser.parse_args()
     tiles = [options.window // parts for parts in (1, 2, 4, 8) if options.window // parts >= 8]
     seconds = medians({str(tile): case(options.window, tile, options) for tile in tiles}, options.repetitions)

@@ -15,6 +15,7 @@ import numpy as np
 from block_recurrent.data.rows import RowStream
 from block_recurrent.data.store import Store, open_store
 from block_recurrent.prepare import prepare
+from block_recurrent.ranges import POSITIVE
 
 SHAPES = ((32, 4096), (256, 512), (8, 512), (16, 128))  # rows, segment: Table 1's two, a small one, words
 BLOCK = 128
@@ -23,7 +24,7 @@ BLOCK = 128
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", help="a prepared store (default: 64 MB of made-up text, made for the purpose)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each shape")
+    parser.add_argument("--seconds", type=POSITIVE, default=3.0, help="for each shape")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(options.store) if options.store else made_up(Path(folder))

@@ -20,6 +20,7 @@ import optax
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
 from block_recurrent.plots import draw
+from block_recurrent.ranges import SEED
 from block_recurrent.training.optimizers import adafactor
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
@@ -138,7 +139,7 @@ def learn(
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.recall", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("runs/recall"))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=SEED, default=0)
     parser.add_argument("--gate", default="lstm", choices=["lstm", "fixed"])
     options = parser.parse_args()
     task, stages, far = Recall(), [(4, 1000), (16, 200)], 8

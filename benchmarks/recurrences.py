@@ -22,6 +22,7 @@ from benchmarks import torch_recurrences
 from benchmarks.interleaved import medians
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.recurrence import linear, recur
+from block_recurrent.ranges import WHOLE_1
 from models import lrn, qrnn, rnn, sru
 
 SIZES = ((16, 512, 512), (4, 2048, 512), (1, 8192, 256))  # batch, length, width
@@ -168,14 +169,21 @@ def lengths(size: tuple[int, int, int], repetitions: int) -> None:
 PARTS = {"recurrences": recurrences, "layers": layers, "lengths": lengths}
 
 
+def size_of(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(WHOLE_1(size)) for size in text.split(","))
+    if len(sizes) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch,length,width")
+    return sizes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.recurrences", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=PARTS, default="recurrences")
-    parser.add_argument("--size", help="batch,length,width; otherwise the three of the table")
+    parser.add_argument("--size", type=size_of, help="batch,length,width; otherwise the three of the table")
     parser.add_argument("--layer", action="append", choices=layer_cases(8), help="with --part=layers, these alone")
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=WHOLE_1, default=7)
     options = parser.parse_args()
-    sizes = [tuple(map(int, options.size.split(",")))] if options.size else SIZES
+    sizes = [options.size] if options.size else SIZES
     for size in sizes:
         more = {"chosen": options.layer} if options.part == "layers" else {}
         PARTS[options.part](size, options.repetitions, **more)

@@ -23,6 +23,7 @@ from block_recurrent.flops import product_flops
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
+from block_recurrent.ranges import WHOLE_1
 from block_recurrent.training.optimizers import adafactor, inverse_square_root
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
@@ -104,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.step", description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--compare", choices=["models", "segments", "health", "feedback"], default="models")
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=WHOLE_1, default=7)
     options = parser.parse_args()
     size = SIZES[options.size]
     cases = cases_of(options.compare, options.size, size)

@@ -20,6 +20,7 @@ from block_recurrent.data.vocabulary import ByteVocabulary
 from block_recurrent.inference.streaming import Scorer, Stream
 from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import stack
+from block_recurrent.ranges import Range
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.sliding_window import SlidingWindowLayer
 
@@ -45,7 +46,7 @@ def resident() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", help="a training run's workdir (default: a small untrained model)")
-    parser.add_argument("--tokens", type=float, default=1e7)
+    parser.add_argument("--tokens", type=Range(least=1, most=1e15), default=1e7)
     options = parser.parse_args()
     stream = block_recurrent.open(options.run).stream() if options.run else small_stream()
     size, rng, began, told = stream.scorer.model.vocabulary_size, np.random.default_rng(0), time.perf_counter(), 0

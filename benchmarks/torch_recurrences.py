@@ -23,6 +23,7 @@ from types import ModuleType
 
 from benchmarks.interleaved import medians
 from block_recurrent.kept_memory import keep_memory
+from block_recurrent.ranges import WHOLE_1
 
 # For a quiet machine: where other work had a core, one pass of LRN's loop over 2048 tokens took 8 s with two threads in
 # place of 0.06, with one thread 0.05 to 0.13.
@@ -200,7 +201,7 @@ def recurrences(batch: int, length: int, width: int) -> dict[str, Case] | None:
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.torch_recurrences", description=__doc__.splitlines()[0])
     for name, default in (("batch", 16), ("length", 512), ("width", 512), ("repetitions", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(f"--{name}", type=WHOLE_1, default=default)
     parser.add_argument("--part", choices=["layers", "recurrences"], default="layers")
     options = parser.parse_args()
     size = {name: getattr(options, name) for name in ("batch", "length", "width")}

@@ -75,11 +75,13 @@ class Checkpoints:
         """Everything saved at a step, given trees of ShapeDtypeStructs with shardings; of each process, its part."""
         restored = self._restore(
             step,
+            params,
             {
                 PARAMS: ocp.args.StandardRestore(params),
                 TRAINING: ocp.args.StandardRestore(without_empty(training)),
                 CURSOR: ocp.args.JsonRestore(),
             },
+            self.damaged,
         )
         return restored[PARAMS], with_empty(restored[TRAINING], training), restored[CURSOR]
 
@@ -88,19 +90,47 @@ class Checkpoints:
         # A target without a sharding asks for the devices of the training run.
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         target = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, dtype or a.dtype, sharding=here), params)
-        return self._restore(step, {PARAMS: ocp.args.StandardRestore(target)})[PARAMS]
+        return self._restore(step, target, {PARAMS: ocp.args.StandardRestore(target)}, self.damaged_params)[PARAMS]
 
-    def _restore(self, step: int, items: dict) -> dict:
+    def _restore(self, step: int, params: Any, items: dict, damaged: Callable[[int, str], UserError]) -> dict:
         try:
             with ending_reads():
                 return self.reader.restore(self.folder / str(step), args=ocp.args.Composite(**items))
         except Exception as error:  # Orbax and its storage raise many kinds: all mean an unreadable checkpoint
+            if differs := self._difference(step, params):
+                raise UserError(
+                    f"checkpoint {self.folder / str(step)} is of another model than the config: {differs}; the config "
+                    "was changed, or a --gin binding changes what only training can"
+                ) from error
             why = first_line(error.__cause__ or error)[:300]  # the cause names the array, and what is wrong with it
-            others = [other for other in self.steps() if other != step]
-            raise UserError(
-                f"checkpoint {self.folder / str(step)} is damaged or of another model ({why}); "
-                + (f"--skip_damaged goes on from step {max(others)}" if others else "it is the only one of this run")
-            ) from error
+            raise damaged(step, why) from error
+
+    def _difference(self, step: int, params: Any) -> str:
+        """The first parameter that a checkpoint has in another shape than asked for; nothing if it does not tell."""
+        try:
+            with ending_reads():
+                saved = shapes(self.reader.metadata(self.folder / str(step)).item_metadata[PARAMS].tree)
+        except Exception:  # what cannot be read is damaged
+            return ""
+        asked = shapes(params)
+        for name in sorted({*saved, *asked}):
+            if saved.get(name) != asked.get(name):
+                there, here = (described(found.get(name)) for found in (saved, asked))
+                return f"{name} is {there} there, {here} by the config"
+        return ""
+
+    def damaged(self, step: int, why: str) -> UserError:
+        """The error over a checkpoint that training cannot go on from."""
+        return self._damaged(step, why, "--skip_damaged goes on from step {}")
+
+    def damaged_params(self, step: int, why: str) -> UserError:
+        """The error over a checkpoint that cannot be evaluated."""
+        return self._damaged(step, why, "evaluate and generate read another with --step={}")
+
+    def _damaged(self, step: int, why: str, advice: str) -> UserError:
+        others = [other for other in self.steps() if other != step]
+        advice = advice.format(max(others)) if others else "it is the only one of this run"
+        return UserError(f"checkpoint {self.folder / str(step)} is damaged ({why}); {advice}")
 
     def set_aside(self, step: int, together: Callable[[str], None]) -> None:
         """Renames a step's folder, so that it is no checkpoint any more; `together` waits for a run's processes."""
@@ -158,6 +188,18 @@ def ending_reads() -> Iterator[None]:
         yield
     finally:
         asyncio.set_event_loop_policy(before)
+
+
+def shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of a tree's arrays, by their names."""
+    return {
+        "/".join(str(getattr(key, "key", getattr(key, "name", key))) for key in path): tuple(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def described(shape: tuple[int, ...] | None) -> str:
+    return "not" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
 def without_empty(tree: Any) -> Any:

@@ -4,6 +4,7 @@ import argparse
 from typing import NoReturn
 
 from block_recurrent.errors import UserError
+from block_recurrent.ranges import WHOLE_0
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,4 +34,7 @@ def gin_bindings(parser: Parser, arguments: list[str]) -> tuple[argparse.Namespa
 
 def step(text: str) -> int | str:
     """The value of --step: a number, or "best"."""
-    return text if text == "best" else int(text)
+    try:
+        return text if text == "best" else int(WHOLE_0(text))
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no step: give its number, or best") from error

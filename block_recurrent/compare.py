@@ -18,11 +18,14 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from block_recurrent.commandline import command_parser, gin_bindings
-from block_recurrent.comparison import Contender, Run
 from block_recurrent.errors import PREEMPTED, Preempted, UserError, run_command
+from block_recurrent.ranges import LARGE, SEED, Range
+
+if TYPE_CHECKING:
+    from block_recurrent.comparison import Contender, Run
 
 # What the comparison binds itself, and from which of its options.
 BOUND = {
@@ -41,7 +44,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     data.add_argument("--task", help="train on this task's store, which is prepared first where that takes no --input")
     data.add_argument("--store", metavar="FOLDER", help="train on this prepared store")
     parser.add_argument(
-        "--tokens", type=float, help="of training, the same for every config (default: each config's own steps)"
+        "--tokens",
+        type=Range(least=1, most=LARGE),
+        help="of training, the same for every config (default: each config's own steps)",
     )
     parser.add_argument("--seeds", type=seeds, default=[0], metavar="SEED,...", help="one run for each (default: 0)")
     parser.add_argument("--output", type=Path, required=True, help="the folder of all runs, the table and the plots")
@@ -50,8 +55,6 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--trust", action="append", default=[], help="as in evaluate")
     parser.add_argument("--table_only", action="store_true", help="train nothing: the table and plots of what is there")
     options, bindings = gin_bindings(parser, arguments)
-    if options.tokens is not None and not 1 <= options.tokens < math.inf:
-        raise UserError(f"--tokens={options.tokens}: give a number of tokens, 1 or more")
     for name in (binding.partition("=")[0].strip() for binding in bindings):
         if name in BOUND and (BOUND[name] != "--tokens" or options.tokens is not None):
             raise UserError(f"--gin.{name}: a comparison sets it by {BOUND[name]}")
@@ -59,7 +62,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def seeds(text: str) -> list[int]:
-    return sorted(set(map(int, text.split(","))))
+    """The value of --seeds: numbers with commas between them."""
+    return sorted({int(SEED(seed)) for seed in text.split(",")})
 
 
 def main(arguments: list[str]) -> None:
@@ -69,8 +73,10 @@ def main(arguments: list[str]) -> None:
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
 
     from block_recurrent.comparison import write
+    from block_recurrent.data.files import require_contained
     from block_recurrent.measures import kind_of
 
+    require_contained(options.output)
     contenders = [contender(name, file, bindings, options.tokens) for name, file in named(options.configs).items()]
     store = prepared_store(options, environment)
     runs = [planned(each, seed, bindings, store, options.output) for seed in options.seeds for each in contenders]
@@ -104,9 +110,10 @@ def named(files: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def contender(name: str, file: str, bindings: list[str], tokens: float | None) -> Contender:
+def contender(name: str, file: str, bindings: list[str], tokens: float | None) -> "Contender":
     """A config, with the steps that the tokens take, or its own."""
     from block_recurrent import config
+    from block_recurrent.comparison import Contender
     from block_recurrent.plan import configured_training
 
     config.parse([file], bindings)
@@ -120,7 +127,7 @@ def contender(name: str, file: str, bindings: list[str], tokens: float | None) -
     return Contender(name, file, per_step, steps)
 
 
-def cost(contender: Contender, bindings: list[str]) -> dict[str, float]:
+def cost(contender: "Contender", bindings: list[str]) -> dict[str, float]:
     """What a config's shapes tell: parameters, and FLOPs of training."""
     from flax import linen as nn
 
@@ -163,9 +170,10 @@ def prepared_store(options: argparse.Namespace, environment: Mapping[str, str]):
     return store
 
 
-def planned(contender: Contender, seed: int, bindings: list[str], store, output: Path) -> Run:
+def planned(contender: "Contender", seed: int, bindings: list[str], store, output: Path) -> "Run":
     """A contender's run with a seed; a workdir that holds another run is refused."""
     from block_recurrent import config
+    from block_recurrent.comparison import Run
     from block_recurrent.data.store import contents
     from block_recurrent.inference.run import read_about
     from block_recurrent.training.loop import train
@@ -187,7 +195,7 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
     return Run(contender, seed, workdir, tuple(f"--gin.{binding}" for binding in (*bindings, *own)), keeps_best)
 
 
-def finish(runs: Sequence[Run], options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+def finish(runs: Sequence["Run"], options: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
     """Trains and evaluates what is not done yet; what went wrong, a line for each run that failed."""
     failed = []
     with locked(options.output) as lock:

@@ -13,6 +13,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.inference.statistics import paired_interval, ratio_interval
 from block_recurrent.measures import TEXT, Kind, Measure, kind_with
 from block_recurrent.plots import draw, draw_intervals
+from block_recurrent.writing import write_text
 
 NOT_KNOWN = "-"
 NOTES = (
@@ -52,8 +53,8 @@ class Run:
     def last_step(self) -> int:
         """The last of its steps, or that at which its held-out losses have ended it."""
         try:
-            return json.loads((self.workdir / "stopped.json").read_text())["step"]
-        except (FileNotFoundError, json.JSONDecodeError, KeyError):
+            return int(json.loads((self.workdir / "stopped.json").read_bytes())["step"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
             return self.contender.steps
 
     def is_trained(self) -> bool:
@@ -72,9 +73,10 @@ class Run:
     def score(self, split: str) -> dict | None:
         """What `evaluate` wrote; None before, or where it was killed in writing."""
         try:
-            return json.loads((self.workdir / "evaluation" / f"{split}-{self.evaluated_step}.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
+            found = json.loads((self.workdir / "evaluation" / f"{split}-{self.evaluated_step}.json").read_bytes())
+        except (FileNotFoundError, ValueError, RecursionError):
             return None
+        return found if isinstance(found, dict) else None
 
 
 def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Contender, dict], kind: Kind = TEXT) -> None:
@@ -86,11 +88,11 @@ def write(output: Path, about: dict, scores: dict[Run, dict], costs: dict[Conten
     early = [f"{run.workdir.name} at step {run.last_step:,}" for run in scores if run.last_step < run.contender.steps]
     best = [f"{run.workdir.name} at step {run.evaluated_step:,}" for run in scores if run.keeps_best]
     about = {**about, **({"stopped": early} if early else {}), **({"best": best} if best else {})}
-    (output / "comparison.json").write_text(json.dumps({**about, "configs": entries}, indent=2) + "\n")
+    write_text(output / "comparison.json", json.dumps({**about, "configs": entries}, indent=2) + "\n")
     header, *rows = cells(entries)
     title, notes = title_of(about), notes_of(about)
     lines = [f"{title}, evaluated on {about['split']}", "", *markdown(header, rows), "", *notes]
-    (output / "comparison.md").write_text("\n".join(lines) + "\n")
+    write_text(output / "comparison.md", "\n".join(lines) + "\n")
     plots = draw_plots(output / "plots", title, about["split"], entries)
 
     console = Console(width=None if sys.stdout.isatty() else 200)

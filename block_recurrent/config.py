@@ -18,6 +18,7 @@ from etils import epath
 from gin import config_parser
 
 from block_recurrent.errors import UserError
+from block_recurrent.writing import write_text
 
 ROOT = Path(__file__).parents[1]
 CONFIG = "config.gin"
@@ -150,8 +151,8 @@ def save_config(workdir: epath.Path) -> None:
             f"{workdir} holds a run of another config (first difference: {differing[0]}): "
             "choose another --workdir, or give the config it was started with"
         )
-    replace_text(workdir / CONFIG, gin.config_str())
-    replace_text(workdir / OPERATIVE, gin.operative_config_str())
+    write_text(workdir / CONFIG, gin.config_str())
+    write_text(workdir / OPERATIVE, gin.operative_config_str())
 
 
 def differences(workdir: epath.Path, may_change: Collection[str] = MAY_CHANGE) -> list[str]:
@@ -169,17 +170,6 @@ def has_checkpoint(workdir: epath.Path) -> bool:
     """Whether a run's folder has a checkpoint to go on from."""
     folder = workdir / "checkpoints"
     return folder.is_dir() and any(place.name.isdecimal() for place in folder.iterdir())
-
-
-def replace_text(file: epath.Path, text: str) -> None:
-    """Writes a file at once: whoever reads it meanwhile sees the old text or the new, as they always do in a bucket."""
-    if "://" in str(file):
-        file.write_text(text)
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    partial.replace(file)
 
 
 def settings(text: str, may_change: Collection[str]) -> set[str]:

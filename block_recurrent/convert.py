@@ -10,14 +10,20 @@ The output is an Orbax checkpoint of a tree {"layers_0": {...}, ...}: the parame
 stack(layers, scan_depth=False), with one printed line for each layer.
 """
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from block_recurrent.commandline import command_parser
-from block_recurrent.errors import UserError, run_command
+from block_recurrent.errors import UserError, fail, missing_package, run_command
+
+try:
+    import numpy as np
+except ImportError as error:
+    if __name__ != "__main__" or missing_package(error) is None:
+        raise
+    fail(missing_package(error))
 
 Arrays = dict[str, np.ndarray]
 
@@ -286,7 +292,7 @@ def main(arguments: list[str]) -> None:
     settings = {"output_gate": False} if options.no_output_gate else {}
     if settings and options.package != "torchqrnn":
         raise UserError(f"--no_output_gate is for torchqrnn, not for {options.package}")
-    if options.output.exists():
+    if os.path.lexists(options.output):
         raise UserError(f"{options.output} exists: choose another --output")
     params = convert(options.package, read_weights(options.weights), options.prefix, **settings)
 

@@ -4,7 +4,11 @@ import errno
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("clu", "etils", "flax", "fsspec", "gin", "jax", "jaxlib", "numpy", "optax", "orbax", "rich", "tensorflow")
 MISTAKE = 2
 PREEMPTED = 42
 
@@ -27,8 +31,7 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
     except UserError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {first_line(error)}", file=sys.stderr)
-        sys.exit(MISTAKE)
+        fail(first_line(error))
     except Preempted as stop:
         print(first_line(stop), file=sys.stderr)
         sys.exit(PREEMPTED)
@@ -36,13 +39,30 @@ def run_command(main: Callable[[list[str]], None], arguments: list[str] | None =
         sys.stderr.close()
         sys.exit(1)
     except Exception as error:
-        told = known_trouble(error)
+        told = missing_package(error) or known_trouble(error)
         if debug or told is None:
             raise
-        print(f"error: {told}", file=sys.stderr)
-        sys.exit(MISTAKE)
+        fail(told)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def fail(message: str) -> NoReturn:
+    """Prints one line and exits as for a mistake."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(MISTAKE)
+
+
+def missing_package(error: BaseException) -> str | None:
+    """What to do about a Python that lacks one of the packages that this project needs; None for any other error."""
+    name = error.name.partition(".")[0] if isinstance(error, ImportError) and error.name else ""
+    if name not in PACKAGES:
+        return None
+    mine = ROOT / ".venv" / "bin" / "python"
+    is_there = mine.exists() and Path(sys.prefix) != mine.parents[1]
+    install = f"{sys.executable} -m pip install -r {ROOT / 'requirements.txt'}"
+    advice = f"use {mine}" if is_there else f"install what it needs with {install}"
+    return f"this Python, {sys.executable}, has no {name}: {advice}"
 
 
 def known_trouble(error: BaseException) -> str | None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from block_recurrent.writing import write_bytes
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -290,7 +292,7 @@ def new_figure(size: tuple[float, float], rows: int = 1, columns: int = 1, **how
 
 def saved(figure: "Figure", file: Path | None) -> "Figure":
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as stream:  # a bucket's too
-            figure.savefig(stream, dpi=120)
+        content = io.BytesIO()
+        figure.savefig(content, dpi=120)
+        write_bytes(file, content.getvalue())
     return figure

@@ -18,6 +18,16 @@ from pathlib import Path
 from block_recurrent import stores_printed
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
+from block_recurrent.ranges import SEED, WHOLE_0, WHOLE_1
+
+CORPUS = ("input", "text", "split_on", "metadata", "languages", "licences", "max_file_bytes", "seed")
+USED = {  # what can be done, and the flags that it takes; the first that is given is done
+    "list": (),
+    "show": ("split", "document", "segment", "block", "blocks"),
+    "mixture": ("output", "overwrite"),
+    "train_vocabulary": ("task", *CORPUS, "size", "overwrite", "workers"),
+    "task": (*CORPUS, "output", "vocabulary", "separator", "overwrite", "workers", "work", "runner"),
+}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -37,23 +47,23 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     corpus.add_argument("--metadata", help="arXiv's metadata snapshot (JSON lines)")
     corpus.add_argument("--languages", type=listed, help="of source code, such as Python,C++ (default: all known)")
     corpus.add_argument("--licences", type=listed, help='of repositories, such as MIT,Apache-2.0 or "permissive"')
-    corpus.add_argument("--max_file_bytes", type=int, help="longer source files are dropped")
-    corpus.add_argument("--seed", type=int, help="of the order of files in a repository, or of pixels")
+    corpus.add_argument("--max_file_bytes", type=WHOLE_1, help="longer source files are dropped")
+    corpus.add_argument("--seed", type=SEED, help="of the order of files in a repository, or of pixels")
     store = parser.add_argument_group("the store")
     store.add_argument("--output", help="the folder or address to make (default: data/TASK; see --list)")
     store.add_argument("--vocabulary", help='"bytes", or the path of a SentencePiece .model or a word list .txt')
     store.add_argument("--separator", action="store_true", help="end documents with the vocabulary's separator")
     store.add_argument("--overwrite", action="store_true", help="replace a store that is there already")
-    store.add_argument("--workers", type=int, default=cores(), help="processes (default: all cores)")
-    store.add_argument("--size", type=int, default=32000, help="of a vocabulary to train")
+    store.add_argument("--workers", type=WHOLE_1, default=cores(), help="processes (default: all cores)")
+    store.add_argument("--size", type=WHOLE_1, default=32000, help="of a vocabulary to train")
     store.add_argument("--work", help="the folder where it comes together (default: a hidden one beside it)")
     store.add_argument("--runner", help="of Apache Beam, such as DirectRunner; its own options are --beam.NAME=VALUE")
     look = parser.add_argument_group("looking at a document")
     look.add_argument("--split", default="train")
-    look.add_argument("--document", type=int, default=0)
-    look.add_argument("--segment", type=int, default=4096)
-    look.add_argument("--block", type=int, default=512)
-    look.add_argument("--blocks", type=int, default=4, help="how many to print; 0 for all")
+    look.add_argument("--document", type=WHOLE_0, default=0)
+    look.add_argument("--segment", type=WHOLE_1, default=4096)
+    look.add_argument("--block", type=WHOLE_1, default=512)
+    look.add_argument("--blocks", type=WHOLE_0, default=4, help="how many to print; 0 for all")
     prefix = "--beam."
     options = parser.parse_args([argument for argument in arguments if not argument.startswith(prefix)])
     for name in ("input", "metadata", "output", "vocabulary", "work", "show", "train_vocabulary"):
@@ -64,9 +74,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise UserError("--beam.NAME=VALUE goes with --runner, such as --runner=DirectRunner")
     if options.work and files_elsewhere(options.work) and not options.runner:
         raise UserError(f"--work={options.work}: only a --runner of Apache Beam works in a bucket")
-    if options.workers < 1:
-        raise UserError(f"--workers={options.workers}: give 1 or more")
+    check(parser, options)
     return options
+
+
+def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuses flags that what is done has no use for."""
+    what = next((name for name in USED if getattr(options, name)), None)
+    if what is None:
+        raise UserError("say what to do: --task=NAME, --list, --show, --mixture or --train_vocabulary (see --help)")
+    for action in parser._actions:
+        name = action.dest
+        if name not in (what, "help", "debug", *USED[what]) and getattr(options, name) != action.default:
+            raise UserError(f"--{name} does not go with --{what}: leave one of them away")
 
 
 def cores() -> int:
@@ -96,22 +116,17 @@ def main(arguments: list[str]) -> None:
         stores_printed.print_statistics(mix(options.mixture, options.output, options.overwrite))
     elif options.train_vocabulary:
         train_vocabulary(options)
-    elif options.task:
+    else:
         with progress_bar() as progress:
             store, made = prepare(**build_options(options), progress=progress)
         stores_printed.print_statistics(store, made)
-    else:
-        raise UserError("say what to do: --task=NAME, --list, --show, --mixture or --train_vocabulary (see --help)")
 
 
 def build_options(options: argparse.Namespace) -> dict:
     """What `prepare` takes, from the command line."""
     from block_recurrent.data.registry import default_folder
 
-    corpus = {
-        name: getattr(options, name)
-        for name in ("input", "text", "split_on", "metadata", "languages", "licences", "max_file_bytes", "seed")
-    }
+    corpus = {name: getattr(options, name) for name in CORPUS}
     return {
         "task": options.task,
         "output": options.output or default_folder(find_task(options.task).name),

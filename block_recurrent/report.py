@@ -7,14 +7,22 @@ python -m block_recurrent.report runs/two                      # a folder of `co
 A page is one file that needs no server and no network.
 """
 
+import re
+import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from etils import epath
+from typing import TYPE_CHECKING
 
 from block_recurrent.commandline import command_parser
 from block_recurrent.errors import UserError, run_command
+from block_recurrent.writing import write_text
+
+if TYPE_CHECKING:
+    from etils import epath
+
+NAMES = ("STEPS", "STORE")  # of a run's length and data, where its config has names for them
 
 
 def main(arguments: list[str]) -> None:
@@ -27,13 +35,20 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--no_samples", action="store_true", help="no text written by the newest checkpoint")
     parser.add_argument("--trust", action="append", default=[], help="a package that the run's config may import")
     options = parser.parse_args(arguments)
+    if options.no_samples and options.trust:
+        raise UserError("--trust is for samples, which --no_samples leaves out: leave one of them away")
 
+    from etils import epath
+
+    from block_recurrent.data.files import require_contained
     from block_recurrent.inference.run import METRICS, run_folder
     from block_recurrent.measures import TEXT
     from block_recurrent.reported_runs import read_run, samples_of, told_apart
     from block_recurrent.run_pages import COMPARISON, REPORT, comparison_page, run_page, runs_page
 
     folders = list(dict.fromkeys(map(run_folder, options.workdir)))
+    for folder in folders:
+        require_contained(folder)
     comparison = next((folder for folder in folders if (folder / COMPARISON).exists()), None)
     if comparison and (len(folders) > 1 or options.output):
         raise UserError(f"{comparison} is a folder of `compare`, whose page is in it: give it alone, without --output")
@@ -47,15 +62,14 @@ def main(arguments: list[str]) -> None:
         runs = [replace(run, samples=samples_of(run.workdir, options.trust)) for run in runs]
     if comparison:
         for run in runs:
-            (run.workdir / REPORT).write_bytes(run_page(run).encode())
+            write_text(run.workdir / REPORT, run_page(run))
         file, page = comparison / REPORT, comparison_page(comparison, runs)
     elif len(runs) == 1:
         file, page = runs[0].workdir / REPORT, run_page(runs[0])
     else:
         file, page = runs[0].workdir.parent / "side_by_side.html", runs_page(runs)
     file = epath.Path(options.output or file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(page.encode())
+    write_text(file, page)
 
     for run in runs:
         print(summary(run))
@@ -83,26 +97,51 @@ def summary(run) -> str:
     )
 
 
-def next_commands(workdir: epath.Path, step: int, writes_text: bool) -> str:
+def next_commands(workdir: "epath.Path", step: int, writes_text: bool) -> str:
     """The exact commands to go on with: resume, evaluate, and, of a language model, generate and one's own text."""
+    from block_recurrent.config import CONFIG
     from block_recurrent.inference.run import read_about
+    from block_recurrent.reported_runs import text_of
 
-    run = f"{executable()} -m block_recurrent"
-    command = " ".join(word for word in read_about(workdir)["command"].split() if not word.startswith("--gin.STEPS="))
-    resume = ["Go on:", f"  resume, longer    {run}.train {command} --gin.STEPS={2 * step}"]
+    run, place = f"{executable()} -m block_recurrent", shlex.quote(str(workdir))
+    config = text_of(workdir / CONFIG)
+    steps, store = (name if re.search(rf"^{name} =", config, re.M) else f"train.{name.lower()}" for name in NAMES)
+    words = without(words_of(read_about(workdir)["command"]), "--workdir", f"--gin.{steps}", "--take_over")
+    longer = shlex.join([*words, f"--workdir={workdir}", f"--gin.{steps}={2 * step}"])
+    resume = ["Go on:", f"  resume, longer    {run}.train {longer}"]
     if not writes_text:
-        return "\n".join([*resume, f"  evaluate          {run}.evaluate {workdir}"])
-    mine = " ".join(word for word in command.split() if not word.startswith("--workdir="))
+        return "\n".join([*resume, f"  evaluate          {run}.evaluate {place}"])
+    mine = shlex.join(without(words, f"--gin.{store}"))
     return "\n".join(
         [
             *resume,
-            f"  evaluate          {run}.evaluate {workdir} --text=README.md",
-            f"  generate          {run}.generate {workdir} --prompt='class ' --samples=3 --top_p=0.9",
+            f"  evaluate          {run}.evaluate {place} --text=README.md",
+            f"  generate          {run}.generate {place} --prompt='class ' --samples=3 --top_p=0.9",
             "On your own folder of text:",
             f"  prepare           {run}.prepare --task=text_files --input=FOLDER --output=data/mine",
-            f"  train             {run}.train {mine} --gin.STORE=\"'data/mine'\" --workdir=runs/mine",
+            f"  train             {run}.train {mine} --gin.{store}=\"'data/mine'\" --workdir=runs/mine",
         ]
     )
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command, which may have quotes without an end where a run comes from elsewhere."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
+
+
+def without(words: Sequence[str], *flags: str) -> list[str]:
+    """The words of a command but for some flags and their values."""
+    left, words = [], list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--workdir" and word in flags and words:
+            words.pop(0)
+        elif word.partition("=")[0] not in flags:
+            left.append(word)
+    return left
 
 
 def executable() -> str:

@@ -104,7 +104,7 @@ def read_run(workdir: epath.Path) -> ReportedRun:
     about = read_about(workdir)
     kind = LABELS if any("validation_accuracy" in row for row in rows) else kind_of(about)
     of_words = about["vocabulary"]["kind"] == "words"
-    counted = re.search(r"parameters: +([\d,]{1,20}) ", text_of(workdir / "train.log"))
+    counted = re.findall(r"parameters: +([\d,]{1,20}) ", text_of(workdir / "train.log"))  # the last start's counts
     return ReportedRun(
         name_of(workdir),
         workdir,
@@ -112,7 +112,7 @@ def read_run(workdir: epath.Path) -> ReportedRun:
         rows,
         [read_score(file, kind, of_words) for file in sorted((workdir / "evaluation").glob("*.json"))],
         text_of(workdir / CONFIG),
-        int(counted[1].replace(",", "")) if counted else None,
+        int(counted[-1].replace(",", "")) if counted else None,
     )
 
 
@@ -122,12 +122,12 @@ def is_number(value: object) -> bool:
 
 
 def text_of(file: epath.Path) -> str:
-    return file.read_text() if file.exists() else ""
+    return file.read_bytes().decode(errors="replace") if file.exists() else ""
 
 
 def read_score(file: epath.Path, kind: Kind, of_words: bool) -> Score:
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_bytes())
         perplexity = found.get("perplexity" if of_words else "word_perplexity")
         history = found.get("history") or []
         return Score(
@@ -144,7 +144,7 @@ def read_score(file: epath.Path, kind: Kind, of_words: bool) -> Score:
             classes=tuple(read_part(row, kind.main) for row in found.get("by_class") or ()),
             per_document=read_documents(found, kind) if found.get("per_document") else (),
         )
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise UserError(
             f"{file} is not what `evaluate` writes ({type(error).__name__}: {error}): remove it and evaluate again"
         ) from error

@@ -33,9 +33,9 @@ def runs_page(runs: Sequence[ReportedRun]) -> str:
 def comparison_page(folder: epath.Path, runs: Sequence[ReportedRun]) -> str:
     """A comparison's own table and pictures, links to the pages of its runs, and then those runs side by side."""
     try:
-        found = json.loads((folder / COMPARISON).read_text())
+        found = json.loads((folder / COMPARISON).read_bytes())
         title, made = title_of(found), compared(found)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{folder / COMPARISON} is not what `compare` writes ({type(error).__name__}: {error}): "
             "give its command again with --table_only"

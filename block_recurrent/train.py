@@ -9,6 +9,7 @@ import shlex
 from block_recurrent.commandline import command_parser, gin_bindings
 from block_recurrent.errors import run_command
 from block_recurrent.kept_memory import keep_memory
+from block_recurrent.ranges import POSITIVE, WHOLE_0, WHOLE_1
 
 
 def main(arguments: list[str]) -> None:
@@ -17,16 +18,17 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--workdir", required=True, help="the run's folder, or gs://...; one that was stopped goes on")
     several = parser.add_argument_group("several processes (on a TPU slice and under Slurm they find each other)")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
-    several.add_argument("--processes", type=int, help="how many there are")
-    several.add_argument("--process", type=int, help="which of them this is, from 0")
-    several.add_argument("--patience", type=float, default=120.0, help="seconds to wait for the others (default: 120)")
+    several.add_argument("--processes", type=WHOLE_1, help="how many there are")
+    several.add_argument("--process", type=WHOLE_0, help="which of them this is, from 0")
+    several.add_argument(
+        "--patience", type=POSITIVE, default=120.0, help="seconds to wait for the others (default: 120)"
+    )
     parser.add_argument("--skip_damaged", action="store_true", help="go on from the last checkpoint that can be read")
     parser.add_argument("--take_over", action="store_true", help="end another training in this workdir, and go on")
     parser.add_argument("--profile", action="store_true", help="trace a few steps: TensorBoard and Perfetto open it")
     options, bindings = gin_bindings(parser, arguments)
 
     import jax
-    from etils import epath
 
     from block_recurrent import config
     from block_recurrent.data.store import open_store
@@ -51,10 +53,9 @@ def main(arguments: list[str]) -> None:
     if processes.client() is not None:
         processes.agree("start", facts, options.patience)
 
-    owners = []
+    workdir, owners = run_folder(options.workdir), []
 
     def started(store) -> None:
-        workdir = epath.Path(options.workdir)  # by now known to be a place for a run
         with processes.before_agreeing("workdir"):
             if jax.process_index() == 0:
                 owners.append(own(workdir, options.take_over))

@@ -211,7 +211,7 @@ def test_a_run_that_fails_does_not_keep_the_others(corpus, configs, tmp_path, mo
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--tokens=0"], "--tokens=0.0: give a number of tokens"),
+        (["--tokens=0"], "--tokens: '0' is not a number, 1 or more"),
         (["--gin.STEPS=3"], "--gin.STEPS: a comparison sets it by --tokens"),
         (["--gin.train.seed=3"], "--gin.train.seed: a comparison sets it by --seeds"),
         (["--gin.DIMM=3"], "no gin name DIMM: did you mean DIM?"),

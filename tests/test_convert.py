@@ -75,3 +75,12 @@ def test_a_file_that_is_no_archive_is_told(tmp_path):
     np.savez(tmp_path / "objects.npz", weights=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"objects\.npz is no readable"):
         convert.read_weights(tmp_path / "objects.npz")
+
+
+def test_a_link_that_leads_nowhere_is_no_place_for_the_output(tmp_path):
+    np.savez(tmp_path / "weights.npz", **sru_arrays())
+    (tmp_path / "output").symlink_to(tmp_path / "elsewhere")
+    flags = ["--package=sru", f"--weights={tmp_path / 'weights.npz'}", f"--output={tmp_path / 'output'}"]
+    with pytest.raises(UserError, match="output exists: choose another --output"):
+        convert.main(flags)
+    assert not (tmp_path / "elsewhere").exists()

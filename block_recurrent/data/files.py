@@ -1,5 +1,6 @@
 """Files wherever they are, a local folder or a bucket (gs://, s3://, any address that fsspec opens)."""
 
+import argparse
 import contextlib
 import functools
 import glob
@@ -9,6 +10,7 @@ import itertools
 import os
 import stat
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +18,10 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from block_recurrent.errors import UserError
+from block_recurrent.ranges import POSITIVE
+from block_recurrent.writing import replacing
+
+ANSWER = "BLOCK_RECURRENT_ANSWER_SECONDS"  # how long a bucket may be silent at first
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,39 @@ def is_remote(place: str | Path) -> bool:
 
 
 def file_system(place: str):
-    """fsspec's file system of an address, and the path on it."""
+    """fsspec's file system of an address, and the path on it; of a bucket of Google's, once it has answered."""
+    if place.startswith(("gs://", "gcs://")):
+        require_answer(place.partition("://")[2].partition("/")[0])
+    return file_system_of(place)
+
+
+@functools.cache
+def require_answer(bucket: str) -> None:
+    """Raises a UserError where a bucket is silent: without a network its client tries again for minutes."""
+    seconds = answer_time(os.environ.get(ANSWER, "20"))
+    answered = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # whoever opens a file there tells what is wrong
+            file_system_of(f"gs://{bucket}")[0].info(bucket)
+        answered.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    if not answered.wait(seconds):
+        raise UserError(
+            f"gs://{bucket} has not answered in {seconds:g} s: see whether there is a network, or wait longer with "
+            f"{ANSWER}={3 * seconds:g}"
+        )
+
+
+def answer_time(text: str) -> float:
+    try:
+        return POSITIVE(text)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{ANSWER} is in seconds: {error}") from error
+
+
+def file_system_of(place: str):
     import fsspec
 
     try:
@@ -96,6 +134,18 @@ def links(folder: str) -> list[str]:
         return []
     found = (Path(parent, name) for parent, folders, names in os.walk(folder) for name in [*folders, *names])
     return sorted(path.relative_to(folder).as_posix() for path in found if path.is_symlink())
+
+
+def require_contained(folder: str | Path) -> None:
+    """Refuses a folder, such as a downloaded run, with a symbolic link that leads out of it."""
+    root = Path(os.path.realpath(folder))
+    for name in links(str(folder)):
+        target = Path(os.path.realpath(Path(folder, name)))
+        if not target.is_relative_to(root):
+            raise UserError(
+                f"{Path(folder, name)} is a symbolic link that leads out of {folder}, to {target}: remove it, or put "
+                "in its place what it leads to"
+            )
 
 
 def local_listing(folder: Path, hidden: bool, links: bool) -> Iterator[File]:
@@ -199,23 +249,8 @@ def writing(place: str) -> Iterator[BinaryIO]:
         with system.transaction, system.open(path, "wb") as file:
             yield file
         return
-    Path(place).parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".", suffix=".partial", dir=Path(place).parent)
-    try:
-        with open(descriptor, "wb") as file:
-            yield file
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, place)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-@functools.cache
-def umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    with replacing(Path(place)) as file:
+        yield file
 
 
 class Mirror:

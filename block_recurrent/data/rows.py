@@ -17,7 +17,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from block_recurrent.data.store import Mixture, Split
 from block_recurrent.errors import UserError
 
 FREE = -1
+LARGEST = 2**62  # of a cursor's numbers: what NumPy counts with
 AHEAD = 2  # batches that are read and on their way to the device while it computes
 
 
@@ -167,6 +168,26 @@ class RowStream:
     def begin(self) -> Cursor:
         parts, rows = len(self.parts), self.rows
         return Cursor([0] * parts, [0] * parts, [FREE] * rows, [0] * rows, [0] * rows)
+
+    def cursor(self, saved: Any) -> Cursor:
+        """The cursor that is saved in a checkpoint; a ValueError where it is none of this stream."""
+        names = [field.name for field in fields(Cursor)]
+        if not isinstance(saved, dict) or set(saved) != set(names):
+            raise ValueError("its cursor has other parts")
+        for name in names:
+            count = len(self.parts) if name in ("upcoming", "dealt") else self.rows
+            least, most = (FREE, len(self.parts) - 1) if name == "part" else (0, LARGEST)
+            if not isinstance(saved[name], list) or len(saved[name]) != count:
+                raise ValueError(f"its cursor has no {count} numbers as {name}")
+            if not all(type(value) is int and least <= value <= most for value in saved[name]):
+                raise ValueError(f"its cursor has {name} out of range")
+        cursor = Cursor(**saved)
+        for part, document, offset in zip(cursor.part, cursor.document, cursor.offset, strict=True):
+            if part != FREE:
+                begin, end = self.parts[part].bounds(document)
+                if offset >= end - begin:
+                    raise ValueError("its cursor is beyond the end of a document")
+        return cursor
 
     def finished(self, cursor: Cursor) -> bool:
         return set(cursor.part) == {FREE} and not self._open_parts(cursor)

@@ -276,7 +276,7 @@ def store_in(folder: str) -> Store:
 def how_to_make(folder: str) -> str:
     """The options of `prepare` that make a store there."""
     task = task_of(folder)
-    return f"--task={task.name}" if task else f"--output={folder}"
+    return f"--task={task.name}" if task else f"--task=text_files --input=YOUR_TEXTS --output={folder}"
 
 
 def check(manifest: dict) -> None:

@@ -10,6 +10,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.inference.generation import Reader
+from block_recurrent.ranges import RATE, WHOLE_1
 
 Found = list[tuple[list[int], float]]  # new tokens and their log probability, best first
 
@@ -23,15 +24,15 @@ class BeamSearch:
     """A model ready to search for its likeliest texts; compiles its reading of prompts and one step of all beams.
 
     Texts are compared by log probability over length ** `length_penalty`: only where they can finish at different
-    lengths does it matter, and more than 0 then favours longer ones.
+    lengths does it matter, and more than 0 then favours longer ones. Beams can lose the greedy continuation on their
+    way to a worse one, so a row more follows it: what is found is never less likely.
     """
 
     def __init__(self, model: nn.Module, params, beams: int, length_penalty: float = 0.0, banned: Sequence[int] = ()):
-        if beams < 1:
-            raise UserError(f"beams {beams} keeps no text: give 1 or more")
-        if not length_penalty >= 0:
-            raise UserError(f"length_penalty {length_penalty} is negative: 0 compares whole texts, 1 their mean token")
-        self.beams, self._reader = beams, Reader(model, params)
+        WHOLE_1.check("beams", beams)
+        RATE.check("length_penalty", length_penalty)
+        self.beams, self.length_penalty, self._reader = beams, length_penalty, Reader(model, params)
+        self.rows = beams + (beams > 1)  # the last one is greedy; a single beam is greedy itself
         model = self._reader.model
         banned_tokens = np.asarray(banned, np.int32)
 
@@ -42,7 +43,9 @@ class BeamSearch:
             itself = jnp.where(jnp.arange(added.shape[1]) == 0, 0.0, -jnp.inf)
             totals = total[:, None] + jnp.where(finished[:, None], itself, added)
             ranks = totals / length[:, None] ** length_penalty
-            best = jax.lax.top_k(ranks.ravel(), beams)[1]
+            best = jax.lax.top_k(ranks[:beams].ravel(), beams)[1]
+            if self.rows > beams:
+                best = jnp.append(best, beams * added.shape[1] + jnp.argmax(totals[beams]))
             order, token = jnp.divmod(best, added.shape[1])
             return order, token, totals.ravel()[best], jax.tree.map(lambda a: a[order], state)
 
@@ -61,11 +64,12 @@ class BeamSearch:
         """
         if not len(prompt):
             raise UserError("a prompt is empty: the model needs a first token to go on from")
-        texts: list[list[int]] = [[] for _ in range(self.beams)]
-        over = np.zeros(self.beams, bool)
-        total = np.where(np.arange(self.beams) == 0, 0.0, -np.inf).astype(np.float32)  # all beams are the same as yet
-        token = np.full(self.beams, prompt[-1], np.int32)
-        start = np.full((self.beams, 1), state is None and len(prompt) == 1)
+        texts: list[list[int]] = [[] for _ in range(self.rows)]
+        over = np.zeros(self.rows, bool)
+        first = np.isin(np.arange(self.rows), (0, self.beams))  # all beams are the same as yet
+        total = np.where(first, 0.0, -np.inf).astype(np.float32)
+        token = np.full(self.rows, prompt[-1], np.int32)
+        start = np.full((self.rows, 1), state is None and len(prompt) == 1)
         state = self._read(prompt, state)
         for number in range(1, tokens + 1):
             length = np.where(over, [len(text) for text in texts], number).astype(np.float32)
@@ -76,7 +80,16 @@ class BeamSearch:
             start = np.zeros_like(start)
             if over.all():
                 break
-        return [(text, float(sum_)) for text, sum_ in zip(texts, total, strict=True) if sum_ > -np.inf]
+        return self._ranked(texts, total)
+
+    def _ranked(self, texts: list[list[int]], totals: np.ndarray) -> Found:
+        """The texts, each once, best first."""
+        once: dict[tuple[int, ...], float] = {}
+        for text, total in zip(map(tuple, texts), map(float, totals), strict=True):
+            if total > -np.inf:
+                once[text] = max(total, once.get(text, -np.inf))
+        found = sorted(once.items(), key=lambda item: -item[1] / max(len(item[0]), 1) ** self.length_penalty)
+        return [(list(text), total) for text, total in found[: self.beams]]
 
     def _read(self, prompt: Sequence[int], state: Any) -> Any:
         """The state of all beams before the prompt's last token."""
@@ -84,4 +97,4 @@ class BeamSearch:
         whole = read.whole_blocks(len(prompt))
         state = read(row[:, :whole], read.model.block, read.begin(1, state), starts)
         state = read(row[:, whole:-1], 1, state, starts and whole == 0)
-        return jax.tree.map(lambda a: jnp.repeat(a, self.beams, axis=0), state)
+        return jax.tree.map(lambda a: jnp.repeat(a, self.rows, axis=0), state)

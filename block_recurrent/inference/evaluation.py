@@ -28,6 +28,7 @@ class Score:
     bytes_per_token: float
     words_per_token: float
     hits: int | None = None
+    of_words: bool = True  # whether a figure for each word means anything
 
     @property
     def loss(self) -> float:
@@ -43,8 +44,10 @@ class Score:
         return self.bits_per_token / self.bytes_per_token
 
     @property
-    def word_perplexity(self) -> float:
-        """exp(nats per word): comparable between vocabularies."""
+    def word_perplexity(self) -> float | None:
+        """exp(nats per word): comparable between vocabularies; None where it means nothing."""
+        if not self.of_words:
+            return None
         try:
             return math.exp(self.nats / self.tokens / self.words_per_token)
         except (OverflowError, ZeroDivisionError):
@@ -67,13 +70,17 @@ class Score:
             "bits_per_token": self.bits_per_token,
             "bits_per_byte": self.bits_per_byte,
             "perplexity": self.perplexity,
-            "word_perplexity": self.word_perplexity if math.isfinite(self.word_perplexity) else None,
+            "word_perplexity": finite_or_none(self.word_perplexity),
             "nats": self.nats,
             "tokens": self.tokens,
             "documents": self.documents,
             "bytes": round(self.tokens * self.bytes_per_token),
             "words": round(self.tokens * self.words_per_token),
         }
+
+
+def finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 class Evaluator:

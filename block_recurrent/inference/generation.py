@@ -13,7 +13,16 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers.stack import unrolled, unstacked_params, unstacked_state
+from block_recurrent.ranges import SEED, SHARE, WHOLE_1, Range
 
+ALLOWED = {  # what float32 can tell apart
+    "temperature": Range(least=0, most=1e6),
+    "top_k": WHOLE_1,
+    "top_p": Range(above=0, most=1),
+    "min_p": SHARE,
+    "repetition_penalty": Range(least=1e-6, most=1e6),
+}
+LEAST_TEMPERATURE = 1e-6  # of draws: logits are divided by it
 STEPS = 8  # tokens that one program draws: more are faster, and seen later
 
 
@@ -33,20 +42,9 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
-        if self.temperature < 0:
-            raise UserError(
-                f"temperature {self.temperature} is negative: 0 takes the likeliest token, 1 samples the model"
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k {self.top_k} leaves no token: give 1 or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p {self.top_p} is not a share of probability: give more than 0 and at most 1")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p {self.min_p} is not a share of the likeliest token's probability: give 0 to 1")
-        if not self.repetition_penalty > 0:
-            raise UserError(
-                f"repetition_penalty {self.repetition_penalty} is not positive: 1 is none, more makes repeats rarer"
-            )
+        for name, allowed in ALLOWED.items():
+            if (value := getattr(self, name)) is not None:
+                allowed.check(name, value)
 
     def __call__(self, logits: jax.Array, keys: jax.Array, seen: jax.Array) -> jax.Array:
         """Draws tokens [b] from logits [b v], by a key for each row [b]; `seen` [b v] are the tokens a row has."""
@@ -55,7 +53,7 @@ class Sampling:
             logits = jnp.where(seen, logits * penalty, logits)
         if self.temperature == 0:
             return jnp.argmax(logits, axis=-1)
-        logits = logits / self.temperature
+        logits = logits / max(self.temperature, LEAST_TEMPERATURE)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = jax.lax.top_k(logits, self.top_k)[0][:, -1:]
             logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -153,6 +151,8 @@ class Generator:
         With a `state` of the model, of one row for all prompts or of one for each, the prompts go on from there and
         start no document. The repetition penalty does not know what tokens made the state.
         """
+        SEED.check("seed", seed)
+        WHOLE_1.check("tokens", tokens)
         lengths = np.array([len(prompt) for prompt in prompts])
         if not lengths.all():
             raise UserError("a prompt is empty: the model needs a first token to go on from")

@@ -25,6 +25,8 @@ Interval = tuple[float, float] | None  # None where there are too few documents
 
 WORD = re.compile(rb"[\w\x80-\xff]{3,}")  # words and identifiers, in any script
 WORDS = ("rare words, first time", "rare words, again", "everything else")
+WITHOUT_WORDS = ("python_stdlib", "github", "arxiv")  # tasks, by how their names begin
+BOOKS = ("pg19", "gutenberg")
 FEWEST = 10  # documents, below which no word can be called rare
 
 
@@ -106,8 +108,9 @@ def measure(
     vocabulary: Vocabulary,
     names: Sequence[str] | None = None,
     progress: Callable = lambda done, total: None,
+    task: str | None = None,
 ) -> Measured:
-    """Evaluates a split and keeps what each document gave."""
+    """Evaluates a split, of the store that `task` has made, and keeps what each document gave."""
     stream = evaluator.stream(split)
     texts = Texts(stream, vocabulary)
     count, edges = len(texts), position_edges(evaluator.model.block, texts.longest)
@@ -137,6 +140,7 @@ def measure(
             documents=count,
             bytes_per_token=float(texts.bytes.sum() / tokens.sum()),
             words_per_token=float(texts.words.sum() / tokens.sum()),
+            of_words=has_words(vocabulary, task),
         ),
         tuple(str(names[i]) if names else str(i) for i in texts.places),
         nats,
@@ -145,6 +149,13 @@ def measure(
         Breakdown(labels, by_position[0], by_position[1].astype(np.int64)),
         Breakdown(WORDS, by_word[0], by_word[1].astype(np.int64)) if kinds else None,
     )
+
+
+def has_words(vocabulary: Vocabulary, task: str | None) -> bool:
+    """Whether a figure for each word means anything: not in code and formulas, and for bytes in books alone."""
+    if not vocabulary.is_text or (task or "").startswith(WITHOUT_WORDS):
+        return False
+    return vocabulary.kind != "bytes" or (task or "").startswith(BOOKS)
 
 
 def sums(classes: np.ndarray, losses: np.ndarray, count: int) -> np.ndarray:

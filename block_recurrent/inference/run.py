@@ -19,12 +19,19 @@ from flax import linen as nn
 from block_recurrent.checkpoints import Checkpoints
 from block_recurrent.config import CONFIG, bindings_of, has_checkpoint, load_config
 from block_recurrent.data import files
-from block_recurrent.data.store import MANIFEST, Mixture, Split, Store, contents, open_store, split_in_memory
-from block_recurrent.data.vocabulary import Vocabulary, saved_vocabulary
+from block_recurrent.data.store import Mixture, Split, Store, contents, is_store, open_store, place_of, split_in_memory
+from block_recurrent.data.vocabulary import (
+    ByteVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
+    WordVocabulary,
+    saved_vocabulary,
+)
 from block_recurrent.errors import UserError
 from block_recurrent.inference.beams import BeamSearch
 from block_recurrent.inference.dynamic import DynamicEvaluator, Learning
 from block_recurrent.inference.evaluation import Evaluator
+from block_recurrent.inference.folders import what_it_is
 from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.inference.history import HistoryCurve, history_curve
 from block_recurrent.inference.inspection import inside
@@ -32,6 +39,7 @@ from block_recurrent.inference.labels import MeasuredLabels, measure_labels
 from block_recurrent.inference.measuring import Measured, measure
 from block_recurrent.inference.stop_strings import ends_in_stop, texts_of
 from block_recurrent.inference.streaming import Scorer, Scores, Stream
+from block_recurrent.writing import write_text
 
 METRICS = "metrics.jsonl"
 RUN = "run.json"
@@ -68,15 +76,24 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
         before = read_about(workdir)
         if before["vocabulary"] != about["vocabulary"]:
             raise UserError(
-                f"{store.folder} has another vocabulary than {workdir} was trained with: prepare it with the run's "
-                "own, or choose another --workdir"
+                f"{store.folder} has another vocabulary than {workdir} was trained with: prepare it with "
+                f"{own_vocabulary(before, workdir)}, or choose another --workdir"
             )
         if before["splits"]["train"] != about["splits"]["train"]:
             raise UserError(
                 f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
             )
     store.vocabulary.save(workdir)
-    file.write_text(json.dumps(about, indent=2))
+    write_text(file, json.dumps(about, indent=2))
+
+
+def own_vocabulary(about: Mapping[str, Any], workdir: epath.Path) -> str:
+    """How `prepare` is given the vocabulary of a run."""
+    kind = about["vocabulary"]["kind"]
+    files_of = {each.kind: each.file_name for each in (SentencePieceVocabulary, WordVocabulary)}
+    if kind in files_of:
+        return f"--vocabulary={workdir / files_of[kind]}"
+    return "--vocabulary=bytes" if kind == ByteVocabulary.kind else f"a task of {kind}"
 
 
 @dataclass(frozen=True)
@@ -166,14 +183,23 @@ class Run:
 
     def store(self, folder: str | None = None) -> Store:
         """The store the run was trained on, or another of the same vocabulary."""
+        if folder is None and not is_store(place_of(self.about["store"])):
+            raise UserError(
+                f"{self.workdir} was trained on {self.about['store']}, which is not here: evaluate takes a copy of it "
+                "by --store=FOLDER, or a text of yours by --text=FILE"
+            )
         store = open_store(folder or self.about["store"])
         if store.manifest["vocabulary"] != self.about["vocabulary"]:
-            raise UserError(f"{store.folder} has another vocabulary than {self.workdir}: prepare it with the run's own")
+            raise UserError(
+                f"{store.folder} has another vocabulary than {self.workdir}: prepare it with "
+                f"{own_vocabulary(self.about, self.workdir)}"
+            )
         if store.manifest.get("labels") != self.about.get("labels"):
             raise UserError(f"{store.folder} has other labels than {self.workdir} was trained to tell, or one has none")
         if folder is None and contents(store) != self.about["splits"]:
             raise UserError(
-                f"{store.folder} has changed since {self.workdir} was trained: if you mean it, pass --store"
+                f"{store.folder} has changed since {self.workdir} was trained: if you mean it, evaluate with "
+                f"--store={store.folder}"
             )
         return store
 
@@ -251,6 +277,15 @@ class Run:
         """A split of the run's own store, or of another of the same vocabulary."""
         return self.store(store).split(name)
 
+    def training_split(self, store: str | None = None) -> Split | Mixture:
+        """What the run was trained on; where that is not there any more, the training split of another store."""
+        try:
+            return self.split("train")
+        except UserError:
+            if store is None:
+                raise
+            return self.split("train", store)
+
     def evaluate(
         self,
         split: str = "test",
@@ -280,7 +315,8 @@ class Run:
             data, names = opened.split(split), opened.document_names(split)
         if learning:
             segment = max(self.model.block, 5)  # the authors' five words, or a block
-            evaluator = DynamicEvaluator(self.model, segment, self.split("train"), learning, statistics_progress)
+            train = self.training_split(store)
+            evaluator = DynamicEvaluator(self.model, segment, train, learning, statistics_progress)
         else:
             # Few documents in few rows, in longer segments: as many tokens at once, and by the law of chunks the same.
             documents = sum(len(part.lengths) for part, _ in data.parts)
@@ -289,7 +325,8 @@ class Run:
             evaluator = Evaluator(self.model, rows, segment, uncut=True, reset_every=reset_every)
         if self.tells_labels:
             return measure_labels(evaluator, self.params, data, opened.manifest["labels"], names, progress)
-        return measure(evaluator, self.params, data, self.vocabulary, names, progress)
+        task = None if texts is not None else opened.manifest.get("task")
+        return measure(evaluator, self.params, data, self.vocabulary, names, progress, task)
 
     def history(self, split: str = "test", store: str | None = None, **how: Any) -> HistoryCurve:
         """How much the model makes of its past: block_recurrent/inference/history.py."""
@@ -303,41 +340,24 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
     `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
     """
     workdir = run_folder(workdir)
+    files.require_contained(workdir)
     if not (workdir / CONFIG).is_file():
         raise UserError(f"{workdir} is not a run: {what_it_is(workdir)}")
+    try:
+        (workdir / CONFIG).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{workdir / CONFIG} is not text ({error}): {workdir} is not a complete run") from error
     load_config(workdir, trust, bindings)
     return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
 
 
-def what_it_is(folder: epath.Path) -> str:
-    """What somebody has given who meant a run."""
-    if not folder.exists():
-        return "there is nothing of that name"
-    if not folder.is_dir():
-        return "it is a file; give the --workdir of a training run"
-    for parent in (folder.parent, folder.parent.parent):
-        if (parent / CONFIG).is_file():
-            return f"it is inside one, {parent}"
-    inside = {file.name for file in folder.iterdir()}
-    if MANIFEST in inside:
-        return "it is a prepared store, which runs are trained on"
-    if "comparison.json" in inside:
-        runs = sorted(name for name in inside if (folder / name / CONFIG).is_file())
-        return f"it is a comparison of runs; give one of them: {', '.join(runs)}"
-    if {"_METADATA", "_CHECKPOINT_METADATA"} & inside:
-        return f"it is an Orbax checkpoint without its run, which has a {CONFIG} beside its checkpoints"
-    if any(name.endswith((".safetensors", ".bin", ".pt", ".pth", ".ckpt")) for name in inside):
-        return "it looks like a model of PyTorch; block_recurrent.convert reads those of the papers' authors"
-    return f"it has no {CONFIG}; give the --workdir of a training run"
-
-
 def read_metrics(file: epath.Path) -> list[dict]:
-    """The rows of a metrics file; a line that a kill or a full disk has cut short is left out."""
+    """The rows of a metrics file; what a kill or a full disk has cut short, or was never a row, is left out."""
     rows = []
-    for line in file.read_text().splitlines() if file.exists() else []:
+    for line in file.read_bytes().splitlines() if file.exists() else []:
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.append(row)
@@ -353,26 +373,27 @@ def best_step(workdir: epath.Path, steps: Sequence[int]) -> int:
     there = [step for step in steps if step in losses]
     if not there:
         raise UserError(
-            f"no step of {workdir} that was evaluated in training has a checkpoint: with "
-            "--gin.train.keep_best=True the best gets one"
+            f"no step of {workdir} that was evaluated in training has a checkpoint: choose one of "
+            f"{', '.join(map(str, steps))}; train makes one of each new best with --gin.train.keep_best=True"
         )
     return min(there, key=losses.__getitem__)
 
 
 def held_out_loss(row: Mapping[str, float]) -> float | None:
     """The validation loss of a row of metrics, in nats per prediction; None for a row of training."""
-    if "validation_loss" in row:
-        return math.inf if math.isnan(row["validation_loss"]) else row["validation_loss"]
-    bits = row.get("validation_bits_per_token")  # all that older runs tell
-    return None if bits is None else bits * math.log(2)
+    loss, bits = row.get("validation_loss"), row.get("validation_bits_per_token")  # all that older runs tell
+    if isinstance(loss, int | float):
+        return math.inf if math.isnan(loss) else loss
+    return bits * math.log(2) if isinstance(bits, int | float) else None
 
 
 def read_about(workdir: epath.Path) -> dict[str, Any]:
     """What save_run noted."""
     try:
-        about = json.loads((workdir / RUN).read_text())
-        if not {"command", "store", "splits", "vocabulary"} <= set(about):
+        about = json.loads((workdir / RUN).read_bytes())
+        noted = {"command": str, "store": str, "splits": dict, "vocabulary": dict}
+        if not isinstance(about, dict) or not all(isinstance(about.get(name), kind) for name, kind in noted.items()):
             raise ValueError("it lacks what every run notes")
         return about
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{workdir / RUN} cannot be read ({error}): {workdir} is not a complete run") from error

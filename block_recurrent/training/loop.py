@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import jax
@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 from block_recurrent.checkpoints import Checkpoints
 from block_recurrent.data.rows import Cursor, RowStream
 from block_recurrent.data.store import Store, is_store, open_store, task_of
-from block_recurrent.errors import Preempted, UserError
+from block_recurrent.errors import Preempted, UserError, first_line
 from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.run import RUN, STOPPED, read_about, run_folder
-from block_recurrent.ranges import RATE, SEED, WHOLE_0, WHOLE_1
+from block_recurrent.ranges import FINITE, RATE, SEED, WHOLE_0, WHOLE_1
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
 from block_recurrent.training.plateau import STEADY, Plateau, best
@@ -32,6 +32,7 @@ from block_recurrent.training.sharding import check_rows, in_mesh, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
 from block_recurrent.training.stopping import Stopped, StopRequest
 from block_recurrent.training.utilisation import seconds_at_peak
+from block_recurrent.writing import write_text
 
 READING = 1800.0  # seconds that a process waits for the others to read a checkpoint; one that dies ends it sooner
 
@@ -123,7 +124,8 @@ def train(
     started(data)
     losses: dict[int, float] = {}  # held-out, by step
     checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints, keep_every, losses if keep_best else None)
-    state, position = resume(trainer, checkpoints, skip_damaged) or (trainer.init(seed), Position(stream.begin()))
+    resumed = resume(trainer, checkpoints, stream, skip_damaged)
+    state, position = resumed or (trainer.init(seed), Position(stream.begin()))
     resumed_at = step = int(state.step)
     check_finite(state.params, folder, step)
     cursor, evaluated = position.cursor, position.evaluated
@@ -219,29 +221,50 @@ def end_early(folder: epath.Path, report: Reporter, step: int, steps: int, losse
     why = f"the last {len(losses) - 1 - place} evaluations brought no lower loss than {lowest}"
     report.line(f"finished early, at step {step} of {steps}: {why}")
     if report.active:
-        (folder / STOPPED).write_text(json.dumps({"step": step, "why": why}) + "\n")
+        write_text(folder / STOPPED, json.dumps({"step": step, "why": why}) + "\n")
 
 
-def resume(trainer: Trainer, checkpoints: Checkpoints, skip_damaged: bool) -> tuple[TrainState, Position] | None:
+def position_of(saved: Any, stream: RowStream) -> Position:
+    """The position that is saved in a checkpoint, checked: it may come from elsewhere."""
+    if not isinstance(saved, dict) or not {"cursor"} <= set(saved) <= {field.name for field in fields(Position)}:
+        raise ValueError("it has no position of a run")
+    position = Position(**{**saved, "cursor": stream.cursor(saved["cursor"])})
+    WHOLE_0.check("evaluated", position.evaluated)
+    for name, value in (("nats", position.nats), ("tokens", position.tokens)):
+        FINITE.check(name, value)
+    for step, loss in position.losses:
+        WHOLE_0.check("the step of a loss", step)
+        if not isinstance(loss, float | int):
+            raise ValueError(f"a loss is {loss!r}")
+    return position
+
+
+def resume(
+    trainer: Trainer, checkpoints: Checkpoints, stream: RowStream, skip_damaged: bool
+) -> tuple[TrainState, Position] | None:
     """State and position of the latest checkpoint, or None in a fresh workdir; damaged for one process is for all."""
     if not checkpoints.steps():
         return None
     target, step = trainer.abstract_state(), checkpoints.steps()[-1]
     try:
-        restored, failure = checkpoints.restore(step, target.params, all_but_params(target)), ""
+        *restored, saved = checkpoints.restore(step, target.params, all_but_params(target))
+        try:
+            position, failure = position_of(saved, stream), ""
+        except (TypeError, ValueError, UserError) as error:
+            raise checkpoints.damaged(step, first_line(error)) from error
     except UserError as error:
         restored, failure = None, str(error)
     told = everyones(f"checkpoint {step} was read", {"failure": failure}, READING)
     failures = [each["failure"] for each in told if each["failure"]]
     if not failures:
-        params, rest, position = restored
-        return TrainState(params=params, **rest), Position(**{**position, "cursor": Cursor(**position["cursor"])})
+        params, rest = restored
+        return TrainState(params=params, **rest), position
     if not skip_damaged or len(checkpoints.steps()) < 2:
         raise UserError(failures[0])
     print(f"set aside: {failures[0]}", flush=True)
     del restored  # the part that could be read: the device may have no room for two
     checkpoints.set_aside(step, meet)
-    return resume(trainer, checkpoints, skip_damaged)
+    return resume(trainer, checkpoints, stream, skip_damaged)
 
 
 def check_finite(params: Any, folder: epath.Path, step: int) -> None:

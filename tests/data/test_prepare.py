@@ -285,7 +285,7 @@ def test_words_counted_from_the_training_text(tmp_path, capsys):
         (["--task=pg19_bytes", "--input=x", "--vocabulary={list}"], "is made of bytes: --vocabulary="),
         (["--task=python_stdlib", "--input=x"], "--input does not go with --task=python_stdlib"),
         (["--task=arxiv_math_bytes", "--input=x"], "needs --metadata"),
-        (["--task=text_files", "--input=x", "--workers=0"], "--workers=0"),
+        (["--task=text_files", "--input=x", "--workers=0"], "--workers: '0' is not a whole number"),
         (["--task=text_files", "--input=x", "--beam.project=p"], "goes with --runner"),
         (["--show=nowhere"], "no prepared data in nowhere"),
         (["--mixture=data/x", "--output=y"], "give STORE=RATE"),

@@ -231,3 +231,27 @@ def test_ids_that_the_vocabulary_does_not_have_are_refused():
     assert targets_of(stream(split=replace(SPLIT, ids=largest + 1), epochs=1))
     with pytest.raises(UserError, match=rf"the token id {largest}, and its vocabulary {largest}: the store is damaged"):
         targets_of(stream(split=replace(SPLIT, ids=largest), epochs=1))
+
+
+WRONG = {
+    "not a dictionary": lambda cursor: [1, 2],
+    "other names": lambda cursor: {"position": 3},
+    "a name more": lambda cursor: {**cursor, "epoch": 1},
+    "other rows": lambda cursor: {**cursor, "part": [0]},
+    "no list": lambda cursor: {**cursor, "offset": 3},
+    "text": lambda cursor: {**cursor, "document": ["a", "b", "c"]},
+    "fractions": lambda cursor: {**cursor, "upcoming": [1.5]},
+    "another part": lambda cursor: {**cursor, "part": [7, 0, 0]},
+    "below zero": lambda cursor: {**cursor, "upcoming": [-1]},
+    "too large": lambda cursor: {**cursor, "document": [10**30, 0, 0]},
+    "beyond a document": lambda cursor: {**cursor, "offset": [10**6, 0, 0]},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_cursor_of_something_else_is_refused(wrong):
+    reading = stream()
+    saved = json.loads(json.dumps(asdict(reading.read(reading.begin())[1])))
+    assert reading.cursor(saved) == Cursor(**saved)
+    with pytest.raises(ValueError, match="cursor"):
+        reading.cursor(WRONG[wrong](saved))

@@ -161,7 +161,7 @@ def test_sampling():
     assert draws(Sampling(top_p=0.65), logits) == {0, 1}
     assert draws(Sampling(top_p=0.75), logits) == {0, 1, 2}
     assert draws(Sampling(top_p=1e-6), logits) == {0}
-    assert draws(Sampling(temperature=1e-3), logits) == {0}
+    assert draws(Sampling(temperature=1e-3), logits) == draws(Sampling(temperature=1e-300), logits) == {0}
     assert draws(Sampling(min_p=0.45), logits) == {0, 1, 2}
     assert draws(Sampling(min_p=0.7), logits) == {0, 1}
     assert draws(Sampling(min_p=1), logits) == {0}
@@ -172,6 +172,11 @@ def test_sampling():
     "wrong",
     [
         {"temperature": -1},
+        {"temperature": np.nan},
+        {"temperature": 1e300},
+        {"top_k": 2.5},
+        {"top_p": np.nan},
+        {"repetition_penalty": 1e300},
         {"top_k": 0},
         {"top_p": 0.0},
         {"top_p": 1.5},
@@ -231,6 +236,19 @@ def test_one_beam_is_greedy(params, greedy):
     assert found == continued(greedy, [LONG], tokens=12)[0]
 
 
+def test_beam_search_never_finds_a_less_likely_text_than_greedy(params):
+    """Of a model as sharp as a trained one, whose beams leave the greedy text for what turns out worse."""
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    normal = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+    search, greedy = (BeamSearch(MODEL, jax.tree.unflatten(tree, normal), beams) for beams in (2, 1))
+    for seed in range(40):
+        prompt = np.random.default_rng(seed).integers(V, size=5).tolist()
+        (_, found), *_ = search(prompt, 24)
+        ((_, least),) = greedy(prompt, 24)
+        assert found >= least - 1e-4 * abs(least), f"seed {seed}"
+
+
 def test_finished_beams_stay_as_they_are(params, wide_search):
     """Texts end with token 2, and are compared over their own lengths."""
     totals = {}
@@ -246,6 +264,14 @@ def test_finished_beams_stay_as_they_are(params, wide_search):
 
 def test_fewer_texts_than_beams(wide_search):
     assert len(wide_search(SHORT, 1)) == 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"), [({"seed": 10**20}, "seed is 1000"), ({"seed": -1}, "seed is -1"), ({"tokens": 0}, "tokens")]
+)
+def test_wrong_draws_are_told(drawing, wrong, message):
+    with pytest.raises(UserError, match=message):
+        list(drawing([SHORT], **{"tokens": 3, **wrong}))
 
 
 @pytest.mark.parametrize("wrong", [{"beams": 0}, {"beams": 2, "length_penalty": -1.0}])

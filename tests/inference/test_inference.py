@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -14,20 +12,12 @@ import numpy as np
 import pytest
 
 import block_recurrent
-from block_recurrent import evaluate, generate, train
+from block_recurrent import evaluate
 from block_recurrent.data.store import Store, split_in_memory
 from block_recurrent.errors import UserError
 from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.generation import Sampling
 from block_recurrent.inference.run import open_run, save_run
-from tests.training.test_runs import arguments
-
-
-@pytest.fixture(scope="module")
-def workdir(corpus, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    train.main(arguments(corpus, workdir, "--gin.STEPS=4"))
-    return workdir
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +95,7 @@ def test_parameters_can_be_had_in_another_type(run):
 
 
 def test_a_run_refuses_a_store_of_another_vocabulary(corpus, tmp_path):
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     save_run(tmp_path, corpus, "train")
     save_run(tmp_path, corpus, "train again")
     other = {**corpus.manifest, "vocabulary": {"kind": "bytes", "size": 259, "sha256": "other"}}
@@ -112,42 +103,6 @@ def test_a_run_refuses_a_store_of_another_vocabulary(corpus, tmp_path):
         save_run(tmp_path, Store(corpus.folder, other), "train with another")
     with pytest.raises(UserError, match="is not the vocabulary that"):
         Store(corpus.folder, other).vocabulary.decode([100])
-
-
-def test_generate_streams_text(workdir, capsys):
-    generate.main([str(workdir), "--prompt=alpha ", "--tokens=12"])
-    told = capsys.readouterr().out
-    assert told.startswith("alpha ") and len(told) >= len("alpha ") + 5
-    generate.main([str(workdir), "--prompt=alpha", "--prompt=be", "--samples=2", "--tokens=8"])
-    labels = {line[:3] for line in capsys.readouterr().out.splitlines() if line}
-    assert {"[1]", "[2]", "[3]", "[4]"} <= labels
-    with pytest.raises(UserError, match="prompt is empty"):
-        generate.main([str(workdir), "--prompt="])
-
-
-@pytest.mark.parametrize("way", [["--temperature=0", "--min_p=0.1", "--repetition_penalty=2"], ["--beams=2"]])
-def test_generate_stops_before_a_text(workdir, capsys, way):
-    command = [str(workdir), "--prompt=alpha", "--tokens=8", *way]
-    generate.main(command)
-    text = capsys.readouterr().out.removeprefix("alpha").removesuffix("\n")
-    stop = next(letter for letter in text[2:] if letter.isascii())
-    generate.main([*command, "--stop=unheard of", f"--stop={stop}"])
-    stopped = capsys.readouterr().out.removeprefix("alpha").removesuffix("\n")
-    assert len(stopped) < len(text) and stop not in stopped
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (["--beams=2", "--temperature=0.8"], "leave out --temperature"),
-        (["--beams=2", "--samples=2"], "leave out --samples"),
-        (["--stop="], "--stop is empty"),
-        (["--min_p=2"], "min_p"),
-    ],
-)
-def test_generate_refuses_what_makes_no_sense(wrong, message):
-    with pytest.raises(UserError, match=message):
-        generate.main(["runs/any", *wrong])
 
 
 def test_a_run_is_opened_by_its_path_and_nothing_else(workdir, corpus):
@@ -176,20 +131,6 @@ def test_generation_goes_on_from_texts_and_streams(run):
     assert likeliest == run.generate("alpha", tokens=5, beams=1)
     with pytest.raises(UserError, match="stream is empty"):
         run.generate(run.stream())
-
-
-def test_a_text_is_put_away_and_gone_on_with_in_another_process(workdir, tmp_path, capsys):
-    arguments = [str(workdir), "--temperature=0"]
-    generate.main([*arguments, "--prompt=alpha be", "--tokens=14"])
-    whole = capsys.readouterr().out
-    generate.main([*arguments, "--prompt=alpha be", "--tokens=6", f"--save={tmp_path / 'here.npz'}"])
-    first = capsys.readouterr().out
-    command = [sys.executable, "-m", "block_recurrent.generate", *arguments, "--tokens=8"]
-    command += [f"--go_on={tmp_path / 'here.npz'}"]
-    second = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    assert first.removesuffix("\n") + second.stdout == whole
-    with pytest.raises(UserError, match="one text"):
-        generate.main([*arguments, "--prompt=a", "--prompt=b", "--save=x.npz"])
 
 
 @pytest.mark.parametrize(
