@@ -54,8 +54,11 @@ def run_folder(place: str | Path) -> epath.Path:
     return epath.Path(place)
 
 
-def save_run(workdir: epath.Path, store: Store, command: str) -> None:
-    """Notes how a run was started, on which data, with which vocabulary; refuses other data than it began with."""
+def save_run(workdir: epath.Path, store: Store, command: str, source: dict[str, Any] | None = None) -> None:
+    """Notes how a run was started, on which data, with which vocabulary; refuses other data than it began with.
+
+    `source` tells whose parameters a new run begins with.
+    """
     about = {
         "command": command,
         "store": files.absolute(store.folder),
@@ -75,6 +78,8 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
             raise UserError(
                 f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
             )
+        source = before.get("from")
+    about |= {"from": source} if source else {}
     store.vocabulary.save(workdir)
     file.write_text(json.dumps(about, indent=2))
 
@@ -302,11 +307,23 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
 
     `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
     """
-    workdir = run_folder(workdir)
-    if not (workdir / CONFIG).is_file():
-        raise UserError(f"{workdir} is not a run: {what_it_is(workdir)}")
+    workdir = existing_run(workdir)
     load_config(workdir, trust, bindings)
     return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
+
+
+def open_weights(workdir: str | Path) -> Run:
+    """Opens a workdir for its checkpoints and notes alone: nothing of its config is built, and the parsed one stays."""
+    workdir = existing_run(workdir)
+    return Run(workdir, {}, read_about(workdir))
+
+
+def existing_run(place: str | Path) -> epath.Path:
+    """The folder of a run that is there."""
+    workdir = run_folder(place)
+    if not (workdir / CONFIG).is_file():
+        raise UserError(f"{workdir} is not a run: {what_it_is(workdir)}")
+    return workdir
 
 
 def what_it_is(folder: epath.Path) -> str:
