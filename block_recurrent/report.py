@@ -75,6 +75,7 @@ def summary(run) -> str:
     return "\n".join(
         [
             f"\n{run.workdir}, step {run.rows[-1]['step']:,}",
+            *([f"  began with   the parameters of {run.source}"] if run.source else []),
             *scores,
             f"  checkpoints  {run.workdir / 'checkpoints'}",
             f"  TensorBoard  {tensorboard} --logdir={run.workdir / 'tensorboard'}",
@@ -89,7 +90,8 @@ def next_commands(workdir: epath.Path, step: int, writes_text: bool) -> str:
 
     run = f"{executable()} -m block_recurrent"
     command = " ".join(word for word in read_about(workdir)["command"].split() if not word.startswith("--gin.STEPS="))
-    resume = ["Go on:", f"  resume, longer    {run}.train {command} --gin.STEPS={2 * step}"]
+    longer = f" --gin.STEPS={2 * step}" if step else ""  # a warm start has a row of step 0
+    resume = ["Go on:", f"  resume, longer    {run}.train {command}{longer}"]
     if not writes_text:
         return "\n".join([*resume, f"  evaluate          {run}.evaluate {workdir}"])
     mine = " ".join(word for word in command.split() if not word.startswith("--workdir="))

@@ -384,6 +384,14 @@ def held_out_loss(row: Mapping[str, float]) -> float | None:
     return None if bits is None else bits * math.log(2)
 
 
+def source_of(about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a run noted of the one whose parameters it began with; None of a run that began with none, or damaged it."""
+    source = about.get("from")
+    kinds = {"run": str, "step": int, "parameters": str, "fresh": list}
+    whole = isinstance(source, dict) and all(isinstance(source.get(name), kind) for name, kind in kinds.items())
+    return source if whole else None
+
+
 def read_about(workdir: epath.Path) -> dict[str, Any]:
     """What save_run noted."""
     try:

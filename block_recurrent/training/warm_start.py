@@ -23,7 +23,7 @@ from block_recurrent.data import files
 from block_recurrent.data.store import Mixture, Split, Store
 from block_recurrent.errors import UserError, first_line
 from block_recurrent.inference.evaluation import Evaluator, Score
-from block_recurrent.inference.run import Run, open_weights, read_about
+from block_recurrent.inference.run import Run, open_weights, read_about, source_of
 from block_recurrent.training.processes import PATIENCE, agree, before_agreeing, everyones
 from block_recurrent.training.step import Trainer, TrainState
 
@@ -98,7 +98,7 @@ def read_source(text: str) -> tuple[str, int | str | None]:
 def require_begun_with(workdir: epath.Path, text: str) -> None:
     """Refuses a source that a run, which goes on with its own parameters, did not begin with."""
     place, step = read_source(text)
-    began = read_about(workdir).get("from") or {}
+    began = source_of(read_about(workdir)) or {}
     if began.get("run") != files.absolute(place) or (isinstance(step, int) and began.get("step") != step):
         since = f"began with {began.get('run')} at step {began.get('step')}" if began else "did not begin with another"
         raise UserError(
@@ -118,8 +118,11 @@ def require_same_tokens(run: Run, store: Store) -> None:
         raise UserError(f"--from={run.workdir} was trained to tell other labels than {store.folder} has, or none")
 
 
-def named(vocabulary: Mapping[str, Any]) -> str:
-    return f"{vocabulary.get('kind')} of {vocabulary.get('size')} ids, {str(vocabulary.get('sha256'))[:12]}"
+def named(vocabulary: Any) -> str:
+    """A vocabulary as run.json and stores note it, for a person."""
+    if not isinstance(vocabulary, dict):
+        return "none"
+    return f"{vocabulary.get('size')} {vocabulary.get('kind')}, {str(vocabulary.get('sha256'))[:12]}"
 
 
 def agreed_step(run: Run, chosen: int | str | None, patience: float) -> int:
@@ -145,7 +148,7 @@ def reader() -> ocp.Checkpointer:
 def saved_shapes(place: epath.Path) -> dict[str, Any]:
     """Shapes and types of the parameters in a checkpoint, by name."""
     try:
-        with reader() as opened:
+        with ending_reads(), reader() as opened:
             return by_name(opened.metadata(place).item_metadata.tree)
     except Exception as error:
         raise unreadable(place, error) from error
@@ -220,7 +223,7 @@ def advice(misfits: Iterable[str], names: Collection[str]) -> str:
     exact = [each for each in (set(tails), set(layers), set(misfits)) if matching(names, each) == misfits]
     patterns = min(exact, key=len)
     flags = [f"--from_fresh='{pattern}'" for pattern in sorted(patterns)] if len(patterns) <= ADVISED else []
-    return f"{' '.join(flags) or '--from_fresh=PATTERN'} has these start fresh"
+    return f"to start these fresh, add {' '.join(flags) or '--from_fresh=PATTERN for each'}"
 
 
 def fingerprint(params: Any) -> str:
