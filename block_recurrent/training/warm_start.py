@@ -130,7 +130,7 @@ def agreed_step(run: Run, chosen: int | str | None, patience: float) -> int:
     with before_agreeing("step of the source"):
         step = run.step if chosen is None else run.at(chosen).chosen
     agree("step of the source", {}, patience)
-    return everyones("source", {"step": step}, patience)[0]["step"]
+    return everyones("chosen step of the source", {"step": step}, patience)[0]["step"]
 
 
 def by_name(tree: Any) -> dict[str, Any]:

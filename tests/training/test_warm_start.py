@@ -14,7 +14,7 @@ from block_recurrent import config, report, train
 from block_recurrent.data.store import Store
 from block_recurrent.errors import UserError, first_line
 from block_recurrent.inference.evaluation import Evaluator
-from block_recurrent.inference.run import best_step, open_run, open_weights, read_metrics
+from block_recurrent.inference.run import open_run, open_weights, read_metrics
 from block_recurrent.training import loop
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import Trainer
@@ -59,6 +59,21 @@ def warm(corpus, source, tmp_path_factory):
         train.main([*given, "--gin.train.keep_best=False"])
     train.main(given)
     return workdir
+
+
+@pytest.fixture(scope="module")
+def resumed(corpus, source, tmp_path_factory):
+    """A run that evaluates a part of the split, with one step more by the same command after its source was removed."""
+    folder = tmp_path_factory.mktemp("resumed")
+    gone = shutil.copytree(source, folder / "gone")
+    given = [*arguments(corpus, folder / "run", "--gin.train.segment=32", "--gin.WINDOW=16"), f"--from={gone}@best"]
+    given += ["--gin.train.evaluation_batches=1", "--gin.train.evaluate_every=1", "--gin.train.keep_best=True"]
+    train.main([*given, "--gin.STEPS=1"])
+    noted = json.loads((folder / "run" / "run.json").read_text())["from"]
+    shutil.rmtree(gone)
+    train.main([*given, "--gin.STEPS=2"])
+    assert json.loads((folder / "run" / "run.json").read_text())["from"] == noted
+    return folder / "run"
 
 
 def held_out(workdir) -> dict[int, float]:
@@ -121,18 +136,17 @@ def test_a_report_names_the_source(source, warm, capsys):
     assert f"began with the parameters of {source} at step 4" in (warm / "report.html").read_text()
 
 
-def test_the_same_command_goes_on_with_the_run_itself(corpus, source, tmp_path, capsys):
-    """Also where the source is gone, or its newest step is another."""
-    gone = shutil.copytree(source, tmp_path / "gone")
-    given = [*arguments(corpus, tmp_path / "run"), f"--from={gone}"]
-    train.main([*given, "--gin.STEPS=2"])
-    shutil.rmtree(gone)
-    noted = json.loads((tmp_path / "run" / "run.json").read_text())["from"]
-    capsys.readouterr()
-    train.main([*given, "--gin.STEPS=3"])
-    assert "resumed at step 2" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["from"] == noted
-    assert list(held_out(tmp_path / "run")) == [0, 2, 3]
+def test_the_same_command_goes_on_with_the_run_itself(resumed):
+    """Though the source is gone; its note stays."""
+    assert "resumed at step 1" in (resumed / "train.log").read_text()
+    assert list(held_out(resumed)) == [0, 1, 2] and open_run(resumed).steps == [1, 2]
+
+
+def test_a_first_figure_of_more_than_the_others_is_no_best(source, resumed):
+    """Evaluations of the first batches alone are of other tokens than the whole split."""
+    expected = open_run(source).evaluate("validation").score.loss
+    assert held_out(resumed)[0] == pytest.approx(expected, rel=1e-5)
+    assert 0 not in open_run(resumed).steps
 
 
 @pytest.mark.parametrize("given", ["{elsewhere}", "{source}@2"])
@@ -264,16 +278,3 @@ def test_a_running_text_is_read_whole_as_evaluate_does(corpus, source):
     assert score.tokens == whole.tokens and math.isclose(score.loss, whole.loss, rel_tol=1e-5)
     assert not math.isclose(cut.loss, whole.loss, rel_tol=1e-5)
     assert not comparable(text, None) and comparable(corpus.split("validation"), None)
-
-
-def test_a_first_figure_of_more_than_the_others_is_no_best(corpus, source, tmp_path):
-    """Evaluations of the first batches alone are of other tokens than the whole split."""
-    start = [
-        "--gin.train.segment=32",
-        "--gin.WINDOW=16",
-        "--gin.train.evaluation_batches=1",
-        "--gin.train.keep_best=True",
-    ]
-    train.main([*arguments(corpus, tmp_path / "run", *start, "--gin.STEPS=1"), f"--from={source}@best"])
-    assert held_out(tmp_path / "run")[0] == pytest.approx(open_run(source).evaluate("validation").score.loss, rel=1e-5)
-    assert best_step(tmp_path / "run", open_run(tmp_path / "run").steps) == 1
