@@ -95,7 +95,7 @@ def complaint(done: subprocess.CompletedProcess) -> str:
 
 def check_source(arguments: list[str], shared_disk: bool) -> None:
     """Refuses a warm start from a run that is on this machine alone."""
-    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=False):
         flag, equals, place = word.partition("=")
         place = place if equals else after
         if flag == "--from" and not is_reached(place, shared_disk):
