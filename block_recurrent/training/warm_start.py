@@ -48,22 +48,16 @@ class WarmStart:
 
     def state(self, trainer: Trainer, store: Store, seed: int, patience: float = PATIENCE) -> TrainState:
         """The train state before the first step: the source's parameters, and the rest as any new run has it."""
-        with before_agreeing("source"):
-            run = open_weights(self.place)
-            require_same_tokens(run, store)
-        agree("source", {}, patience)
-        step = agreed_step(run, self.chosen, patience)
+        run, step = self.opened(store, patience)
         place = run.checkpoints.folder / str(step) / PARAMS
-        run.checkpoints.close()
         wanted = by_name(trainer.abstract_state().params)
         with before_agreeing("shapes of the source"):
-            saved = saved_shapes(place)
-            taken = fitting(f"{self.place} at step {step}", wanted, saved, self.fresh)
+            taken = fitting(f"{self.place} at step {step}", wanted, saved_shapes(place), self.fresh)
         agree("shapes of the source", {}, READING)
         state = trainer.init(seed)
-        leaves, structure = by_name(state.params), jax.tree.structure(state.params)
-        state = state.replace(params=None)
-        leaves = dict.fromkeys(leaves) | {name: leaf for name, leaf in leaves.items() if name not in taken}
+        structure, leaves = jax.tree.structure(state.params), by_name(state.params)
+        leaves |= dict.fromkeys(taken)
+        state = state.replace(params=None)  # the device may have no room for all parameters twice
         with before_agreeing("parameters of the source"):
             restored = read(place, {name: wanted[name] for name in taken})
         agree("parameters of the source", {}, READING)
@@ -71,9 +65,20 @@ class WarmStart:
             "run": files.absolute(str(run.workdir)),
             "step": step,
             "parameters": fingerprint(restored),
-            "fresh": [name for name in leaves if name not in taken],
+            "fresh": [name for name in leaves if name not in restored],
         }
         return state.replace(params=jax.tree.unflatten(structure, (leaves | restored).values()))
+
+    def opened(self, store: Store, patience: float) -> tuple[Run, int]:
+        """The source and its step: process 0's, as a run that still trains may have a newer one for each that looks."""
+        with before_agreeing("source"):
+            run = open_weights(self.place)
+            require_same_tokens(run, store)
+        agree("source", {}, patience)
+        with before_agreeing("step of the source"):
+            step = run.step if self.chosen is None else run.at(self.chosen).step
+        agree("step of the source", {}, patience)
+        return run, everyones("chosen step of the source", {"step": step}, patience)[0]["step"]
 
     def __str__(self) -> str:
         """What the log says of it."""
@@ -123,14 +128,6 @@ def named(vocabulary: Any) -> str:
     if not isinstance(vocabulary, dict):
         return "none"
     return f"{vocabulary.get('size')} {vocabulary.get('kind')}, {str(vocabulary.get('sha256'))[:12]}"
-
-
-def agreed_step(run: Run, chosen: int | str | None, patience: float) -> int:
-    """The step of the source: process 0's, as one that still trains may have a newer one for each that looks."""
-    with before_agreeing("step of the source"):
-        step = run.step if chosen is None else run.at(chosen).chosen
-    agree("step of the source", {}, patience)
-    return everyones("chosen step of the source", {"step": step}, patience)[0]["step"]
 
 
 def by_name(tree: Any) -> dict[str, Any]:
