@@ -89,6 +89,7 @@ def summary(run) -> str:
     return "\n".join(
         [
             f"\n{run.workdir}, step {run.rows[-1]['step']:,}",
+            *([f"  began with   the parameters of {run.source}"] if run.source else []),
             *scores,
             f"  checkpoints  {run.workdir / 'checkpoints'}",
             f"  TensorBoard  {tensorboard} --logdir={run.workdir / 'tensorboard'}",
@@ -107,11 +108,12 @@ def next_commands(workdir: "epath.Path", step: int, writes_text: bool) -> str:
     config = text_of(workdir / CONFIG)
     steps, store = (name if re.search(rf"^{name} =", config, re.M) else f"train.{name.lower()}" for name in NAMES)
     words = without(words_of(read_about(workdir)["command"]), "--workdir", f"--gin.{steps}", "--take_over")
-    longer = shlex.join([*words, f"--workdir={workdir}", f"--gin.{steps}={2 * step}"])
+    twice = [f"--gin.{steps}={2 * step}"] if step else []  # a warm start has a row of step 0
+    longer = shlex.join([*words, f"--workdir={workdir}", *twice])
     resume = ["Go on:", f"  resume, longer    {run}.train {longer}"]
     if not writes_text:
         return "\n".join([*resume, f"  evaluate          {run}.evaluate {place}"])
-    mine = shlex.join(without(words, f"--gin.{store}"))
+    mine = shlex.join(without(words, f"--gin.{store}", "--from", "--from_fresh"))
     return "\n".join(
         [
             *resume,
@@ -137,7 +139,7 @@ def without(words: Sequence[str], *flags: str) -> list[str]:
     left, words = [], list(words)
     while words:
         word = words.pop(0)
-        if word == "--workdir" and word in flags and words:
+        if word in flags and word in ("--workdir", "--from", "--from_fresh") and words:
             words.pop(0)
         elif word.partition("=")[0] not in flags:
             left.append(word)

@@ -13,7 +13,7 @@ from block_recurrent.config import CONFIG
 from block_recurrent.data.files import absolute
 from block_recurrent.errors import UserError, first_line
 from block_recurrent.inference.generation import Sampling
-from block_recurrent.inference.run import METRICS, Run, open_run, read_about, read_metrics
+from block_recurrent.inference.run import METRICS, Run, open_run, read_about, read_metrics, source_of
 from block_recurrent.measures import LABELS, Kind, Measure, kind_of
 
 TEMPERATURE = 0.8
@@ -87,6 +87,7 @@ class ReportedRun:
     scores: list[Score]
     config: str
     parameters: int | None
+    source: str | None = None  # whose parameters it began with
     samples: Samples | None = None
 
 
@@ -113,7 +114,17 @@ def read_run(workdir: epath.Path) -> ReportedRun:
         [read_score(file, kind, of_words) for file in sorted((workdir / "evaluation").glob("*.json"))],
         text_of(workdir / CONFIG),
         int(counted[-1].replace(",", "")) if counted else None,
+        source_text(about),
     )
+
+
+def source_text(about: dict) -> str | None:
+    """Whose parameters a run began with, and of these which started fresh."""
+    source = source_of(about)
+    if source is None:
+        return None
+    fresh = f"; fresh: {', '.join(map(str, source['fresh']))}" if source["fresh"] else ""
+    return f"{source['run']} at step {source['step']:,} ({source['parameters']}){fresh}"
 
 
 def is_number(value: object) -> bool:

@@ -107,6 +107,7 @@ def figures(runs: Sequence[ReportedRun], kind: Kind) -> Html:
     rows = [header, *map(training_cells, runs)]
     header, *rows = zip(*rows, strict=True) if len(runs) == 1 else rows
     made = [table("Figures of training", header, rows)]
+    made += [quiet(f"{run.name} began with the parameters of {run.source}.") for run in runs if run.source]
     evaluated = [[run.name, *evaluation_cells(score, kind)] for run in runs for score in run.scores]
     if evaluated:
         rows = [["run", *evaluation_header(kind)], *evaluated]

@@ -2,20 +2,35 @@
 
 python -m block_recurrent.train --gin_file=configs/quickstart.gin --workdir=runs/quickstart
 python -m block_recurrent.train --gin_file=... --gin.STEPS=2000 --gin.train.seed=1 --workdir=...
+python -m block_recurrent.train --gin_file=... --from=runs/quickstart@best --gin.train.segment=1024 --workdir=...
 """
 
+import argparse
 import shlex
+from typing import TYPE_CHECKING
 
 from block_recurrent.commandline import command_parser, gin_bindings
-from block_recurrent.errors import run_command
+from block_recurrent.errors import UserError, run_command
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.ranges import POSITIVE, WHOLE_0, WHOLE_1
+
+if TYPE_CHECKING:
+    from block_recurrent.training.warm_start import WarmStart
 
 
 def main(arguments: list[str]) -> None:
     parser = command_parser("train", __doc__)
     parser.add_argument("--gin_file", action="append", required=True, help="a gin config; may be given several times")
     parser.add_argument("--workdir", required=True, help="the run's folder, or gs://...; one that was stopped goes on")
+    warm = parser.add_argument_group("a new run that begins with the parameters of another")
+    warm.add_argument("--from", dest="source", metavar="RUN", help="its folder: the newest step, or RUN@best, RUN@STEP")
+    warm.add_argument(
+        "--from_fresh",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="parameters that start fresh all the same, such as '*/state_ids'; may be given several times",
+    )
     several = parser.add_argument_group("several processes (on a TPU slice and under Slurm they find each other)")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
     several.add_argument("--processes", type=WHOLE_1, help="how many there are")
@@ -27,6 +42,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--take_over", action="store_true", help="end another training in this workdir, and go on")
     parser.add_argument("--profile", action="store_true", help="trace a few steps: TensorBoard and Perfetto open it")
     options, bindings = gin_bindings(parser, arguments)
+    if options.from_fresh and not options.source:
+        raise UserError("--from_fresh is of a warm start: give --from=RUN too, or leave it away")
 
     import jax
 
@@ -40,6 +57,7 @@ def main(arguments: list[str]) -> None:
     processes.join(options.coordinator, options.processes, options.process, options.patience)
     with processes.before_agreeing("start"):
         config.parse(options.gin_file, bindings)
+        warm_start = warm_start_of(options)
         if processes.client() is not None:
             place = store_of_run(run_folder(options.workdir), config.bindings_of(train, "store")["store"])
             store = open_store(place)
@@ -49,6 +67,7 @@ def main(arguments: list[str]) -> None:
                 "config": config.fingerprint(),
                 "data store": store.fingerprint(),
                 "workdir": options.workdir,
+                "warm start": str(warm_start and (options.source, options.from_fresh)),
             }
     if processes.client() is not None:
         processes.agree("start", facts, options.patience)
@@ -60,7 +79,7 @@ def main(arguments: list[str]) -> None:
             if jax.process_index() == 0:
                 owners.append(own(workdir, options.take_over))
                 config.save_config(workdir)
-                save_run(workdir, store, shlex.join(arguments))
+                save_run(workdir, store, shlex.join(arguments), warm_start and warm_start.note)
         processes.agree("workdir", {}, options.patience)
 
     def before_saving() -> None:
@@ -76,12 +95,30 @@ def main(arguments: list[str]) -> None:
             patience=options.patience,
             skip_damaged=options.skip_damaged,
             profile_steps=5 if options.profile else 0,
+            warm_start=warm_start,
         )()
     finally:
         for owner in owners:
             owner.release()
     if jax.process_index() == 0:
         print(f"\nThe run is in {options.workdir}; python -m block_recurrent.report {options.workdir} sums it up.")
+
+
+def warm_start_of(options: argparse.Namespace) -> "WarmStart | None":
+    """The warm start of a new run; None for one that goes on with its own parameters."""
+    from block_recurrent import config
+    from block_recurrent.inference.run import run_folder
+    from block_recurrent.training.warm_start import WarmStart, read_source, require_begun_with
+
+    workdir = run_folder(options.workdir)
+    if not options.source:
+        return None
+    if config.has_checkpoint(workdir):
+        require_begun_with(workdir, options.source)
+        return None
+    place, step = read_source(options.source)
+    differing = sorted(set(map(config.short_name, config.differences(run_folder(place)))))
+    return WarmStart(place, step, tuple(options.from_fresh), tuple(differing))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def check(run: Job, code: Path) -> str:
         if not (code / file).is_file() or (file.is_absolute() and not run.shared_disk):
             raise UserError(f"workers have no {file}: it is not in commit {run.commit[:12]}; commit and push it{HINT}")
     check_flags(others, code)
+    check_source(others, run.shared_disk)
     document = plan(gin, run.slice, code)
     (report,) = document["plans"]
     if report["problems"]:
@@ -92,9 +93,26 @@ def complaint(done: subprocess.CompletedProcess) -> str:
     return f"the config cannot be checked here ({lines[-1].strip()}){HINT}"
 
 
+def check_source(arguments: list[str], shared_disk: bool) -> None:
+    """Refuses a warm start from a run that is on this machine alone."""
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=False):
+        flag, equals, place = word.partition("=")
+        place = place if equals else after
+        if flag == "--from" and not is_reached(place, shared_disk):
+            raise UserError(
+                f"workers have no run {place}: copy it into a bucket and give --from=gs://BUCKET/FOLDER, or an "
+                f"absolute path and --shared-disk{HINT}"
+            )
+
+
+def is_reached(place: str, shared_disk: bool) -> bool:
+    """Whether workers find a place: in a bucket, or on a disk that they share."""
+    return "://" in place or (shared_disk and place.startswith("/"))
+
+
 def check_store(store: object, shared_disk: bool) -> None:
     """Refuses data that is on this machine alone."""
-    if not isinstance(store, str) or "://" in store or (shared_disk and store.startswith("/")):
+    if not isinstance(store, str) or is_reached(store, shared_disk):
         return
     raise UserError(
         f"workers have no data {store}: prepare it into a bucket (--output=gs://BUCKET/FOLDER) and give that as STORE, "

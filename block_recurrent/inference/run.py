@@ -62,8 +62,11 @@ def run_folder(place: str | Path) -> epath.Path:
     return epath.Path(place)
 
 
-def save_run(workdir: epath.Path, store: Store, command: str) -> None:
-    """Notes how a run was started, on which data, with which vocabulary; refuses other data than it began with."""
+def save_run(workdir: epath.Path, store: Store, command: str, source: dict[str, Any] | None = None) -> None:
+    """Notes how a run was started, on which data, with which vocabulary; refuses other data than it began with.
+
+    `source` tells whose parameters a new run begins with.
+    """
     about = {
         "command": command,
         "store": files.absolute(store.folder),
@@ -83,6 +86,8 @@ def save_run(workdir: epath.Path, store: Store, command: str) -> None:
             raise UserError(
                 f"{store.folder} is not the data that {workdir} was trained on: restore it, or choose another --workdir"
             )
+        source = before.get("from")
+    about |= {"from": source} if source else {}
     store.vocabulary.save(workdir)
     write_text(file, json.dumps(about, indent=2))
 
@@ -339,7 +344,20 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
 
     `bindings` change its config, NAME=VALUE each, where that leaves the parameters as they are: CONTEXT=3072.
     """
-    workdir = run_folder(workdir)
+    workdir = existing_run(workdir)
+    load_config(workdir, trust, bindings)
+    return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
+
+
+def open_weights(workdir: str | Path) -> Run:
+    """Opens a workdir for its checkpoints and notes alone: nothing of its config is built, and the parsed one stays."""
+    workdir = existing_run(workdir)
+    return Run(workdir, {}, read_about(workdir))
+
+
+def existing_run(place: str | Path) -> epath.Path:
+    """The folder of a run that is there."""
+    workdir = run_folder(place)
     files.require_contained(workdir)
     if not (workdir / CONFIG).is_file():
         raise UserError(f"{workdir} is not a run: {what_it_is(workdir)}")
@@ -347,8 +365,7 @@ def open_run(workdir: str | Path, trust: Sequence[str] = (), bindings: Sequence[
         (workdir / CONFIG).read_bytes().decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{workdir / CONFIG} is not text ({error}): {workdir} is not a complete run") from error
-    load_config(workdir, trust, bindings)
-    return Run(workdir, bindings_of(TRAIN, "model", "rows", "segment"), read_about(workdir))
+    return workdir
 
 
 def read_metrics(file: epath.Path) -> list[dict]:
@@ -385,6 +402,14 @@ def held_out_loss(row: Mapping[str, float]) -> float | None:
     if isinstance(loss, int | float):
         return math.inf if math.isnan(loss) else loss
     return bits * math.log(2) if isinstance(bits, int | float) else None
+
+
+def source_of(about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a run noted of the one whose parameters it began with; None of a run that began with none, or damaged it."""
+    source = about.get("from")
+    kinds = {"run": str, "step": int, "parameters": str, "fresh": list}
+    whole = isinstance(source, dict) and all(isinstance(source.get(name), kind) for name, kind in kinds.items())
+    return source if whole else None
 
 
 def read_about(workdir: epath.Path) -> dict[str, Any]:

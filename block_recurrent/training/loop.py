@@ -32,6 +32,7 @@ from block_recurrent.training.sharding import check_rows, in_mesh, make_mesh
 from block_recurrent.training.step import Trainer, TrainState
 from block_recurrent.training.stopping import Stopped, StopRequest
 from block_recurrent.training.utilisation import seconds_at_peak
+from block_recurrent.training.warm_start import WarmStart, comparable, first_score
 from block_recurrent.writing import write_text
 
 READING = 1800.0  # seconds that a process waits for the others to read a checkpoint; one that dies ends it sooner
@@ -74,6 +75,7 @@ def train(
     patience: float = PATIENCE,
     skip_damaged: bool = False,
     profile_steps: int = 0,
+    warm_start: WarmStart | None = None,
     started: Callable[[Store], None] = lambda store: None,
     before_saving: Callable[[], None] = lambda: None,
 ) -> None:
@@ -87,8 +89,9 @@ def train(
     Every `evaluate_every` steps the first `evaluation_batches` batches of the validation split are evaluated (all by
     default). With several processes none waits longer than `patience` seconds for another at the start. A checkpoint
     that cannot be read ends the run, or with `skip_damaged` is set aside for the one before it. `profile_steps` are
-    traced into the workdir. `started` is called once everything has been checked and nothing has been written,
-    `before_saving` ahead of every checkpoint: it raises where the workdir is no longer this run's.
+    traced into the workdir. A new run begins with the parameters that `warm_start` names, and evaluates them over the
+    whole validation split before its first step. `started` is called once everything has been checked and nothing has
+    been written, `before_saving` ahead of every checkpoint: it raises where the workdir is no longer this run's.
     """
     check_arguments(locals())
     progress = progress_file(steps, active=jax.process_index() == 0)
@@ -121,11 +124,14 @@ def train(
             f"in its first {evaluation_batches * segment:,} positions, where its longest documents are; give more"
         )
 
+    begun = warm_start.state(trainer, data, seed, patience) if warm_start else None
     started(data)
     losses: dict[int, float] = {}  # held-out, by step
     checkpoints = Checkpoints(folder / "checkpoints", keep_checkpoints, keep_every, losses if keep_best else None)
     resumed = resume(trainer, checkpoints, stream, skip_damaged)
-    state, position = resumed or (trainer.init(seed), Position(stream.begin()))
+    is_new, first = resumed is None, Position(stream.begin(), evaluated=-1 if warm_start else 0)
+    state, position = resumed or (begun or trainer.init(seed), first)
+    del begun, resumed  # a step donates the state
     resumed_at = step = int(state.step)
     check_finite(state.params, folder, step)
     cursor, evaluated = position.cursor, position.evaluated
@@ -134,11 +140,12 @@ def train(
     if jax.process_index() == 0 and not stops:
         (folder / STOPPED).unlink(missing_ok=True)  # with a larger `stop_after` a run that was over goes on
     unit, active = unit_of(model, data.vocabulary), jax.process_index() == 0
-    report = Reporter(folder, steps, step, evaluated, unit, losses, progress, active)
+    report = Reporter(folder, steps, step, -1 if is_new else evaluated, unit, losses, progress, active)
     at_peak = seconds_at_peak(trainer, segment) if active else None
     metrics = LateMetrics(report, log_every, rows * segment, position.nats, position.tokens, at_peak)
     report.line(overview(model, state.params, mesh, rows, segment, steps, stream, with_table=step == 0))
-    report.line(f"resumed at step {step}" if step else "starting from scratch")
+    begins = f"starting from {warm_start or 'scratch'}"
+    report.line(begins if is_new else f"resumed at step {step}")
     if held_out is None:
         report.line(f"{data.folder} has no validation split: this run is measured on nothing that is held out")
 
@@ -162,9 +169,14 @@ def train(
                 metrics.flush()
                 try:
                     with in_mesh(mesh), metrics.spending("evaluation"):
-                        score = evaluator(state.params, held_out, evaluation_batches)
-                    is_best = score.loss < min(losses.values(), default=math.inf)
-                    evaluated, losses[step] = step, math.inf if math.isnan(score.loss) else score.loss
+                        if step:
+                            score = evaluator(state.params, held_out, evaluation_batches)
+                        else:
+                            score = first_score(evaluator, trainer, state.params, held_out)
+                    evaluated = step
+                    if step or comparable(held_out, evaluation_batches):
+                        is_best = score.loss < min(losses.values(), default=math.inf)
+                        losses[step] = math.inf if math.isnan(score.loss) else score.loss
                     report.validation(step, score, is_best)
                     before, (scale, stops) = scale, decided(plateau, losses)
                     if scale < before:
@@ -172,7 +184,7 @@ def train(
                 except Stopped as stopped:  # to be done again by the run that goes on from here
                     asked = str(stopped)
             to_save = asked or stops or step % checkpoint_every == 0 or step == steps or (keep_best and is_best)
-            if step > resumed_at and to_save:
+            if to_save and (step > resumed_at or (keep_best and is_best)):  # a warm start may stay the best
                 metrics.flush()  # a step that is not finite is found before it is saved
                 before_saving()
                 position = Position(cursor, metrics.nats, metrics.tokens, evaluated, tuple(losses.items()))

@@ -83,9 +83,9 @@ class Trainer:
             donate_argnums=0,
         )
 
-    def initial_memory(self) -> Any:
+    def initial_memory(self, rows: int | None = None) -> Any:
         """What every row remembers before its first token, where the training state has it."""
-        return jax.jit(lambda: self.model.initial_state(self.rows), out_shardings=self.shardings.memory)()
+        return jax.jit(lambda: self.model.initial_state(rows or self.rows), out_shardings=self.shardings.memory)()
 
     def init(self, seed: int) -> TrainState:
         with in_mesh(self.mesh):
@@ -132,10 +132,11 @@ class Trainer:
         with in_mesh(self.mesh):
             return self._step.trace(state, self.place(batch), np.float32(1.0))
 
-    def local_rows(self) -> tuple[int, ...]:
-        """The rows of the global batch that live on this process's devices: those it reads."""
-        mine = self.batch_sharding.addressable_devices_indices_map((self.rows,)).values()
-        return tuple(sorted({row for (rows,) in mine for row in range(self.rows)[rows]}))
+    def local_rows(self, rows: int | None = None) -> tuple[int, ...]:
+        """The rows of the global batch, or of one of so many, that live on this process's devices: those it reads."""
+        every = range(rows or self.rows)
+        mine = self.batch_sharding.addressable_devices_indices_map((len(every),)).values()
+        return tuple(sorted({row for (part,) in mine for row in every[part]}))
 
     def place(self, batch: Batch) -> Batch:
         """Puts this process's rows on its devices, as part of the global batch; what is there already stays."""

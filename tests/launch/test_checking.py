@@ -95,6 +95,15 @@ def test_data_that_workers_do_not_have_is_refused(planning, store, shared):
     assert "fits v5litepod-8" in check(replace(JOB, shared_disk=True), ROOT)
 
 
+@pytest.mark.parametrize("source", [["--from=runs/mine@best"], ["--from", "runs/mine"], ["--from=/disk/mine"]])
+def test_a_warm_start_from_a_run_that_workers_do_not_have_is_refused(planning, source):
+    job = Job("mine", slice="v5litepod-8", commit="c0ffee", arguments=["--gin_file=tests/tiny.gin", *source])
+    with pytest.raises(UserError, match=r"workers have no run (runs|/disk)/mine.*: copy it into a bucket"):
+        check(job, ROOT)
+    checking.check_source(["--from=gs://b/mine@best"], shared_disk=False)
+    checking.check_source(["--from=/disk/mine"], shared_disk=True)
+
+
 @pytest.mark.parametrize(
     ("errors", "told"),
     [

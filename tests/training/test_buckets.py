@@ -16,6 +16,7 @@ from block_recurrent.errors import PREEMPTED, UserError, run_command
 from block_recurrent.inference.run import open_run, run_folder
 from block_recurrent.training.reporting import read_metrics
 from block_recurrent.training.step import Trainer
+from block_recurrent.training.warm_start import fingerprint
 from tests.training.fake_gcs import FakeGCS
 from tests.training.killed import kill_before_step
 from tests.training.test_runs import arguments, untimed
@@ -140,3 +141,10 @@ def test_what_is_written_here_is_uploaded():
             assert files.read_bytes("memory://mirrored/events/plugins/file") == text.encode()
     finally:
         fsspec.filesystem("memory").rm("/mirrored", recursive=True)
+
+
+def test_a_warm_start_from_a_bucket_has_its_parameters(corpus, stopped, tmp_path):
+    train.main([*arguments(corpus, tmp_path / "warm", "--gin.STEPS=1"), f"--from={stopped}@8"])
+    source = json.loads((tmp_path / "warm" / "run.json").read_text())["from"]
+    expected = fingerprint(open_run(stopped).at(8).params)
+    assert source == {"run": stopped, "step": 8, "parameters": expected, "fresh": []}

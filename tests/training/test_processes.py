@@ -22,6 +22,7 @@ from block_recurrent.inference.run import read_metrics
 from block_recurrent.training import processes
 from block_recurrent.training.reporting import append
 from block_recurrent.training.stopping import Stopped, StopRequest
+from block_recurrent.training.warm_start import fingerprint
 
 ROOT = Path(__file__).parents[2]
 TINY = str(ROOT / "tests" / "tiny.gin")
@@ -304,3 +305,17 @@ def test_what_is_added_to_a_file_in_a_bucket_is_written_with_the_rest():
     for line in ("a\n", "b\n"):
         append(file, line)
     assert file.text == "a\nb\n"
+
+
+@pytest.mark.slow
+def test_two_processes_begin_with_the_parameters_of_another_run(corpus, stopped, tmp_path):
+    """Each puts its own part of every parameter on its devices; what they hold together is the source's."""
+    _, source = stopped
+    warm = [*train_arguments(corpus, tmp_path / "warm", "--gin.STEPS=1"), f"--from={source}"]
+    ended = pair(warm, warm)
+    assert [code for code, _ in ended] == [0, 0], ended
+    run = block_recurrent.open(source)
+    noted = json.loads((tmp_path / "warm" / "run.json").read_text())["from"]
+    assert (noted["step"], noted["parameters"]) == (run.step, fingerprint(run.params))
+    first = read_metrics(tmp_path / "warm" / "metrics.jsonl")[0]
+    assert first["validation_loss"] == pytest.approx(run.evaluate("validation").score.loss, rel=1e-5)
