@@ -4,7 +4,6 @@ Only gin files and commands know about gin; the library takes plain arguments.
 """
 
 import copy
-import difflib
 import functools
 import hashlib
 import inspect
@@ -17,7 +16,7 @@ import gin
 from etils import epath
 from gin import config_parser
 
-from block_recurrent.bindings import (
+from block_recurrent.config_bindings import (
     MACRO,
     MESH,
     ROOT,
@@ -38,7 +37,7 @@ from block_recurrent.bindings import (
     with_quotes,
 )
 from block_recurrent.errors import UserError
-from block_recurrent.hints import nearest, unknown_macro
+from block_recurrent.config_hints import nearest, unknown_macro
 
 CONFIG = "config.gin"
 OPERATIVE = "operative.gin"
@@ -185,13 +184,16 @@ def explained(call: Callable) -> Any:
         raise
     except Exception as error:
         message = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
+        if missing := re.search(
+            r"No values supplied by Gin or caller for arguments: \['(\w+)'.* configurable '(\w+)'", message
+        ):
+            name = f"{missing[2]}.{missing[1]}"
+            raise UserError(f"the config gives no value for {name}: give --gin.{name}=VALUE") from error
         unknown = re.search(r"doesn't have a parameter named '(\w+)'", message)
         if unknown:
             hint = nearest(unknown[1], parameters_named_in(message))
         else:
-            unknown = re.search(
-                r"(?:[Nn]o configurable matching(?: reference)?|find|macro) '?@?%?([\w./]+)", message
-            )
+            unknown = re.search(r"(?:[Nn]o configurable matching(?: reference)?|find|macro) '?@?%?([\w./]+)", message)
             hint = nearest(unknown[1], [*selectors(), *defined_names(), *short_names()]) if unknown else ""
         raise UserError(f"gin: {message.rstrip('. ')}{hint}") from error
 
@@ -350,4 +352,3 @@ def is_trusted(module: str, trusted: tuple[str, ...]) -> bool:
     return module == "__gin__.dynamic_registration" or any(
         module == name or (name.endswith(".") and f"{module}.".startswith(name)) for name in trusted
     )
-

@@ -1,4 +1,4 @@
-"""What can be changed in a config: its names, their values, and a line on each from the gin files and the docstrings."""
+"""What can be changed in a config: names, their values, and a line on each from gin files and docstrings."""
 
 import inspect
 import re
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import gin
 
-from block_recurrent.bindings import ROOT, destinations, is_macro_name, kinds_expected
+from block_recurrent.config_bindings import BASE, LAYER_FILES, ROOT, destinations, is_macro_name, kinds_expected
 from block_recurrent.config import defined_names
 
 WIDE, WIDEST = 24, 60  # of the column of values: shorter ones are filled up, longer ones cut
@@ -24,7 +24,7 @@ class Name(NamedTuple):
 
 def changeable(files: Iterable[str]) -> list[Name]:
     """The macros and the parameters that the parsed config binds, which these files define."""
-    comments = dict(comments_in(files))
+    comments = dict(comments_in([*(f"{BASE}/{stem}.gin" for stem in LAYER_FILES), *files]))
     return [Name(short(name), value_of(name), about(name, comments)) for name in defined_names()]
 
 
@@ -52,14 +52,18 @@ def about(name: str, comments: dict[str, str]) -> str:
     """A line on a name: its comment in a gin file, or what is said of the parameters that it gives a value to."""
     used = {f"{key[1].rpartition('.')[2]}.{argument}": (key[1], argument) for key, argument in destinations(name)}
     told = [comments.get(short(name)), *map(comments.get, used), *(described(*each) for each in used.values())]
-    found = next((each for each in told if each), "")
-    if found or not is_macro_name(name):
-        return found or value_of(name).lstrip("%") * value_of(name).startswith("%") or types_of(name)
-    return f"sets {', '.join(used)}"
+    if found := next((each for each in told if each), ""):
+        return found
+    if is_macro_name(name):
+        return f"sets {', '.join(used)}"
+    value = value_of(name)
+    return about(value[1:], comments) if value.startswith("%") else types_of(name)
 
 
 def types_of(name: str) -> str:
-    return " or ".join(sorted(getattr(kind, "__name__", str(kind)) for kind in kinds_expected(name)))
+    """The types that a parameter may have, as they are annotated; for want of them, what it is a parameter of."""
+    kinds = sorted(getattr(kind, "__name__", str(kind)) for kind in kinds_expected(name))
+    return " or ".join(kinds) or f"an argument of {short(name).rpartition('.')[0]}"
 
 
 def described(selector: str, argument: str) -> str:

@@ -44,7 +44,9 @@ def main(arguments: list[str]) -> None:
     processes.join(options.coordinator, options.processes, options.process, options.patience)
     with processes.before_agreeing("start"):
         notes = config.parse(options.gin_file, bindings)
-        config.fill_vocabulary(lambda store: open_store(store_of_run(run_folder(options.workdir), store)).vocabulary_size)
+        config.fill_vocabulary(
+            lambda store: open_store(store_of_run(run_folder(options.workdir), store)).vocabulary_size
+        )
         if processes.client() is not None:
             place = store_of_run(run_folder(options.workdir), config.bindings_of(train, "store")["store"])
             store = open_store(place)

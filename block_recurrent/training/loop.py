@@ -294,8 +294,8 @@ def check_vocabulary(model: nn.Module, store: Store) -> None:
     labels, classes = store.manifest.get("labels"), getattr(head, "classes", None)
     if labels and len(labels) != classes:
         raise UserError(
-            f"{store.folder} has {len(labels)} labels, the model's head, {type(head).__name__}, is for {classes} of them: "
-            f"give --gin.{type(head).__name__}.classes={len(labels)}"
+            f"{store.folder} has {len(labels)} labels, the model's head, {type(head).__name__}, is for {classes} of "
+            f"them: give --gin.{type(head).__name__}.classes={len(labels)}"
         )
     exactly = store.manifest.get("record") != head.record(model.vocabulary_size)
     if size > model.vocabulary_size or exactly:

@@ -213,7 +213,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(corpus, tmp_path, c
         (["--gin.train.log_every=0"], "train.log_every is 0: give a whole number, 1 or more"),
         (["--gin.train.evaluation_batches=0"], "train.evaluation_batches is 0: give a whole number, 1 or more"),
         (["--gin.train.keep_checkpoints=0"], "train.keep_checkpoints is 0"),
-        (["--gin.STORE=data/mine"], "text needs quotes inside quotes"),
+        (["--gin.STORE=data/mine"], "no prepared data in data/mine"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nothing_is_written(corpus, tmp_path, capsys, more, message):

@@ -7,7 +7,17 @@ from collections.abc import Iterable
 
 import gin
 
-from block_recurrent.bindings import BASE, LAYER_FILES, MACRO, MESH, PATTERN, ROOT, TRAIN, definitions, keys_needed
+from block_recurrent.config_bindings import (
+    BASE,
+    LAYER_FILES,
+    MACRO,
+    MESH,
+    PATTERN,
+    ROOT,
+    TRAIN,
+    definitions,
+    keys_needed,
+)
 
 # What a file of configs/base may set of training and still be added to any config.
 ADDED = {"optimizer", "plateau", "keep_best"}

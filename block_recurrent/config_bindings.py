@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,7 +122,8 @@ def kinds_expected(name: str) -> set[type]:
         parameter = inspect.signature(gin.config._REGISTRY[selector].wrapped).parameters.get(argument)
         if parameter is None:
             continue
-        kinds |= set(typing.get_args(parameter.annotation) or (parameter.annotation,))
+        is_union = typing.get_origin(parameter.annotation) in (types.UnionType, typing.Union)
+        kinds |= set(typing.get_args(parameter.annotation)) if is_union else {parameter.annotation}
         if isinstance(parameter.default, str):
             kinds.add(str)
     return kinds
@@ -170,7 +172,9 @@ def names_in_modules() -> Iterator[str]:
 def trusted_files() -> dict[str, Path]:
     """The files of trusted modules, by the modules' names."""
     paths = ((name, ROOT / name.replace(".", "/")) for name in TRUSTED)
-    files = [file for name, path in paths for file in (path.glob("*.py") if name[-1] == "." else [path.with_suffix(".py")])]
+    files = [
+        file for name, path in paths for file in (path.glob("*.py") if name[-1] == "." else [path.with_suffix(".py")])
+    ]
     return {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in sorted(files)}
 
 
@@ -196,7 +200,9 @@ def include_for_references(binding: str) -> str | None:
 
 def arguments_lacking(configurable: Any) -> list[str]:
     """The arguments without a default that the config gives in no scope."""
-    given = {name for (_, selector), each in gin.config._CONFIG.items() if selector == configurable.selector for name in each}
+    given = {
+        name for (_, selector), each in gin.config._CONFIG.items() if selector == configurable.selector for name in each
+    }
     parameters = inspect.signature(configurable.wrapped).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.name not in given]
 
