@@ -176,6 +176,8 @@ def planned(contender: Contender, seed: int, bindings: list[str], store, output:
     config.parse([contender.config], [*bindings, *own])
     config.fill_vocabulary(lambda _: store.vocabulary_size)
     workdir = output / f"{contender.name}-seed{seed}"
+    if was_edited := config.edited(workdir):
+        raise UserError(was_edited)
     if differing := config.differences(workdir):
         raise UserError(
             f"{workdir} holds a run of another config (first difference: {differing[0]}): choose another --output"

@@ -36,8 +36,8 @@ from block_recurrent.config_bindings import (
     through_macros,
     with_quotes,
 )
-from block_recurrent.errors import UserError
 from block_recurrent.config_hints import nearest, unknown_macro
+from block_recurrent.errors import UserError
 
 CONFIG = "config.gin"
 OPERATIVE = "operative.gin"
@@ -194,7 +194,9 @@ def explained(call: Callable) -> Any:
             hint = nearest(unknown[1], parameters_named_in(message))
         else:
             unknown = re.search(r"(?:[Nn]o configurable matching(?: reference)?|find|macro) '?@?%?([\w./]+)", message)
-            hint = nearest(unknown[1], [*selectors(), *defined_names(), *short_names()]) if unknown else ""
+            known = [*selectors(), *short_names()]
+            known += [name.rpartition(".")[2] for name in known] + defined_names()
+            hint = nearest(unknown[1], known) if unknown else ""
         raise UserError(f"gin: {message.rstrip('. ')}{hint}") from error
 
 

@@ -231,8 +231,9 @@ def add_missing_layers() -> None:
         spec, layers = through_macros(given.get("spec")), through_macros(given.get("layers"))
         if isinstance(spec, str) and isinstance(layers, dict):
             lacking = [name for name in re.findall(r"[A-Za-z_]\w*", spec) if not is_defined(layers.get(name))]
-            added = {name: reference for name in dict.fromkeys(lacking) if (reference := project_layer(name))}
-            given["layers"] = {**added, **layers}
+            for name in dict.fromkeys(lacking):
+                layers = {**project_layer(name, layers.get(name)), **layers}
+            given["layers"] = layers
 
 
 def is_defined(reference: Any) -> bool:
@@ -242,14 +243,18 @@ def is_defined(reference: Any) -> bool:
     return any(bound(key) for key in keys_of(reference))
 
 
-def project_layer(name: str) -> Any:
-    """Adds what configs/base binds for a layer of this name, and returns its reference; None where there is none."""
+def project_layer(name: str, present: Any) -> dict[str, Any]:
+    """Adds what configs/base binds for a layer of this name; returns the name with its reference, or nothing.
+
+    A reference that is `present` under the name is left alone where it is another layer's.
+    """
     for file in LAYER_FILES:
         found = definitions(f"{BASE}/{file}.gin")
-        if name in found[PATTERN]["layers"]:
-            add_what_it_needs(found[PATTERN]["layers"][name], found)
-            return found[PATTERN]["layers"][name]
-    return None
+        reference = found[PATTERN]["layers"].get(name)
+        if reference is not None and (present is None or present.configurable == reference.configurable):
+            add_what_it_needs(reference, found)
+            return {name: reference}
+    return {}
 
 
 def add_what_it_needs(reference: Any, found: Bindings) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import gin
 
 from block_recurrent.config_bindings import BASE, LAYER_FILES, ROOT, destinations, is_macro_name, kinds_expected
-from block_recurrent.config import defined_names
 
 WIDE, WIDEST = 24, 60  # of the column of values: shorter ones are filled up, longer ones cut
 
@@ -25,7 +24,8 @@ class Name(NamedTuple):
 def changeable(files: Iterable[str]) -> list[Name]:
     """The macros and the parameters that the parsed config binds, which these files define."""
     comments = dict(comments_in([*(f"{BASE}/{stem}.gin" for stem in LAYER_FILES), *files]))
-    return [Name(short(name), value_of(name), about(name, comments)) for name in defined_names()]
+    values = dict(re.findall(r"^([\w./]+) = (.*)", gin.config_str(max_line_length=1 << 20), re.MULTILINE))
+    return [Name(short(name), value, about(name, values, comments)) for name, value in values.items()]
 
 
 def show(names: Iterable[Name]) -> Iterator[str]:
@@ -43,12 +43,7 @@ def short(name: str) -> str:
     return scope + slash + ".".join(selector.split(".")[-2:])
 
 
-def value_of(name: str) -> str:
-    text = gin.config_str(max_line_length=1 << 20)
-    return re.search(rf"^{re.escape(name)} = (.*)", text, re.MULTILINE)[1]
-
-
-def about(name: str, comments: dict[str, str]) -> str:
+def about(name: str, values: dict[str, str], comments: dict[str, str]) -> str:
     """A line on a name: its comment in a gin file, or what is said of the parameters that it gives a value to."""
     used = {f"{key[1].rpartition('.')[2]}.{argument}": (key[1], argument) for key, argument in destinations(name)}
     told = [comments.get(short(name)), *map(comments.get, used), *(described(*each) for each in used.values())]
@@ -56,8 +51,8 @@ def about(name: str, comments: dict[str, str]) -> str:
         return found
     if is_macro_name(name):
         return f"sets {', '.join(used)}"
-    value = value_of(name)
-    return about(value[1:], comments) if value.startswith("%") else types_of(name)
+    through = values[name][1:] if values[name].startswith("%") else None
+    return about(through, values, comments) if through else types_of(name)
 
 
 def types_of(name: str) -> str:

@@ -21,8 +21,6 @@ ROOT = Path(__file__).parents[1]
 QUICKSTART = "configs/quickstart.gin"
 SRU = "configs/side_by_side/sru.gin"
 TINY = "tests/tiny.gin"
-SIZES = ["VOCABULARY=264", "DIM=16", "HEADS=2", "HEAD_DIM=8", "MLP_DIM=32", "WINDOW=8", "train.segment=16"]
-SIZES += ["train.rows=4", "STATES=8", "STEPS=1"]
 
 
 def built(file, *bindings, size=259):
@@ -141,6 +139,21 @@ def test_layers_that_are_brought_leave_what_the_config_says():
     assert [layer.dropout for layer in model.stack.layers] == [0.25, 0.25]
 
 
+def test_a_layer_of_ones_own_keeps_its_name(tmp_path):
+    """Here `lstm` is another layer than that of configs/base/baselines.gin, and takes no arguments."""
+    file = tmp_path / "mine.gin"
+    file.write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from block_recurrent.layers import stack\n"
+        "from models import transformer\n"
+        f"include '{QUICKSTART}'\n"
+        "stack.pattern.layers = {'lstm': @transformer.Positions}\n"
+    )
+    config.parse([str(file)], ["PATTERN=lstm"])
+    assert [name for name in config.defined_names() if "RNNLayer" in name] == []
+    assert [type(layer).__name__ for layer in built(str(file), "PATTERN=lstm")["model"].stack.layers] == ["Positions"]
+
+
 def test_a_layer_whose_sizes_are_nowhere_names_them():
     message = refusal(SRU, "PATTERN=slide sru")
     assert "the config gives no value for HEADS, HEAD_DIM, MLP_DIM, WINDOW" in message
@@ -151,7 +164,7 @@ def test_a_layer_whose_sizes_are_nowhere_names_them():
 @pytest.fixture
 def short_of_the_first_step(monkeypatch):
     """Training ends where everything is written but parameters."""
-    monkeypatch.setattr(loop, "meet", lambda *_: (_ for _ in ()).throw(Preempted("before the first step")))
+    monkeypatch.setattr(loop, "resume", lambda *_: (_ for _ in ()).throw(Preempted("before the first step")))
 
 
 def begin(file, store, workdir, *bindings):
@@ -264,28 +277,24 @@ def test_sizes_of_a_mesh_that_training_does_not_use_are_refused():
     assert built(QUICKSTART, "make_mesh.data=1", "train.mesh=None", *advised(message)[0])["mesh"].shape["data"] == 1
 
 
-def test_documented_mesh_flags_train_on_eight_devices(corpus, tmp_path):
-    """README's flags with the quickstart's config, at small sizes."""
+def test_documented_mesh_flags_lay_a_run_over_eight_devices(corpus, tmp_path):
+    """README's flags with the quickstart's config, at small sizes, up to the first step."""
     program = (
         "import sys, jax\n"
         "jax.config.update('jax_num_cpu_devices', 8)\n"
         "from block_recurrent import train\n"
+        "from block_recurrent.training import loop\n"
+        "loop.meet = lambda *_: sys.exit(0)\n"
         "train.main(sys.argv[1:])\n"
     )
-    bindings = [*SIZES, f"STORE={corpus.folder}", "make_mesh.data=2", "make_mesh.tensor=2", "train.health=False"]
-    bindings += ["train.evaluate_every=9", "train.evaluation_batches=1", "PATTERN=slide"]
-    made = subprocess.run(
-        [
-            *(sys.executable, "-c", program, f"--gin_file={QUICKSTART}", f"--workdir={tmp_path / 'run'}"),
-            *(f"--gin.{binding}" for binding in bindings),
-        ],
-        cwd=ROOT,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
+    sizes = ["VOCABULARY=264", "DIM=16", "HEADS=2", "HEAD_DIM=8", "MLP_DIM=32", "WINDOW=8", "train.rows=4"]
+    bindings = [*sizes, "train.segment=16", "PATTERN=slide", "train.health=False", f"STORE={corpus.folder}"]
+    flags = [f"--gin.{binding}" for binding in (*bindings, "make_mesh.data=2", "make_mesh.tensor=2")]
+    command = [sys.executable, "-c", program, f"--gin_file={QUICKSTART}", f"--workdir={tmp_path / 'run'}", *flags]
+    made = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     assert "8 cpu (cpu), mesh data 2 x fsdp 2 x tensor 2" in made.stdout
+    assert "sharding.make_mesh.tensor = 2\n" in (tmp_path / "run" / "config.gin").read_text()
 
 
 def test_arguments_of_what_is_never_called_are_refused():

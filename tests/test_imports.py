@@ -28,7 +28,7 @@ ALLOWED = {
     },
     "block_recurrent.config_bindings": {"block_recurrent.errors"},
     "block_recurrent.config_hints": {"block_recurrent.config_bindings"},
-    "block_recurrent.config_names": {"block_recurrent.config", "block_recurrent.config_bindings"},
+    "block_recurrent.config_names": {"block_recurrent.config_bindings"},
     "block_recurrent.plots": set(),
     "block_recurrent.inference": {
         "block_recurrent.plots",
