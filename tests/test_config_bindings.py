@@ -11,9 +11,10 @@ import pytest
 from etils import epath
 
 import block_recurrent
-from block_recurrent import config, train
+from block_recurrent import compare, config, train
 from block_recurrent.data.store import Store
 from block_recurrent.errors import MISTAKE, Preempted, UserError, run_command
+from block_recurrent.plan import configured_training
 from block_recurrent.training import loop
 from block_recurrent.training.loop import check_vocabulary
 
@@ -205,6 +206,25 @@ def test_a_size_that_no_name_holds_comes_from_the_store_too(without_vocabulary, 
     tiny = Path(without_vocabulary).read_text().replace("configs/base/sliding_window.gin", str(base))
     file.write_text(tiny)
     assert built(str(file), size=300)["model"].vocabulary_size == 300
+
+
+def test_plan_takes_the_size_of_a_store_at_hand_and_says_what_to_give_without_one(corpus, without_vocabulary):
+    config.parse([without_vocabulary], [f"STORE={corpus.folder}"])
+    assert configured_training().model.vocabulary_size == 259
+    config.parse([without_vocabulary], ["STORE=data/nowhere"])
+    with pytest.raises(UserError, match="leaves the size of the vocabulary to its store") as error:
+        configured_training()
+    (binding,) = advised(str(error.value))[0]
+    config.parse([without_vocabulary], [binding.replace("SIZE", "300")])
+    assert configured_training().model.vocabulary_size == 300
+
+
+def test_compare_takes_the_size_of_its_own_store(corpus, without_vocabulary, tmp_path):
+    contender = compare.contender("tiny", without_vocabulary, [], None)
+    compare.planned(contender, 0, [], corpus, tmp_path)
+    assert config.vocabulary_size() == ("VOCABULARY", 259)
+    sized = compare.contender("tiny", TINY, [], None)
+    assert compare.cost(contender, [], 259) == compare.cost(sized, [], 1)
 
 
 def test_a_vocabulary_too_small_is_refused_with_a_binding_that_works(corpus):
