@@ -106,7 +106,7 @@ def configured_training(vocabulary_size: int | None = None):
     """
     from block_recurrent import config
     from block_recurrent.planning.shapes import Training
-    from block_recurrent.training.loop import check_counts, train
+    from block_recurrent.training.loop import check_arguments, train
     from block_recurrent.training.sharding import make_mesh
 
     given = config.names_given_to(train)
@@ -116,7 +116,7 @@ def configured_training(vocabulary_size: int | None = None):
     config.fill_vocabulary(lambda store: vocabulary_size or size_of_vocabulary(store))
     names = given & {"model", "optimizer", "steps", "rows", "segment", "accumulate", "health"}
     settings = {"accumulate": 1, "health": False, **config.bindings_of(train, *names)}
-    check_counts(**{name: settings[name] for name in ("steps", "rows", "segment", "accumulate")})
+    check_arguments(settings)
     mesh = {}
     if "mesh" in given and (sizes := config.names_given_to(make_mesh) & {"data", "fsdp", "tensor"}):
         mesh = config.bindings_of(make_mesh, *sizes)

@@ -26,18 +26,18 @@ class Range:
 
     def __str__(self) -> str:
         bounds = [
-            *([f"{self.least:,} or more"] if self.least > -LARGE else []),
-            *([f"above {self.above:,}"] if self.above > -LARGE else []),
-            *([f"{self.most:,} or less"] if self.most < LARGE else []),
-            *([f"below {self.below:,}"] if self.below < LARGE else []),
+            *([f", {self.least:,} or more"] if self.least > -LARGE else []),
+            *([f" above {self.above:,}"] if self.above > -LARGE else []),
+            *([f", {self.most:,} or less"] if self.most < LARGE else []),
+            *([f", below {self.below:,}"] if self.below < LARGE else []),
         ]
-        return " ".join(["a whole number" if self.whole else "a number", ", ".join(bounds)]).rstrip()
+        return "".join(["a whole number" if self.whole else "a number", *bounds])
 
     def holds(self, value: Any) -> bool:
         kind = numbers.Integral if self.whole else numbers.Real
-        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        return self.least <= value <= self.most and self.above < value < self.below
+        return abs(value) < math.inf and self.least <= value <= self.most and self.above < value < self.below
 
     def __call__(self, text: str) -> int | float:
         """Parses the value of a flag."""
@@ -57,7 +57,8 @@ class Range:
 
 WHOLE_0 = Range(whole=True, least=0, most=LARGE)
 WHOLE_1 = Range(whole=True, least=1, most=LARGE)
-SEED = Range(whole=True, least=0, most=2**32 - 1)
+SEED = Range(whole=True, least=0, most=2**31 - 1)  # jax.random.key takes no more in a compiled function
+FINITE = Range()
 RATE = Range(least=0)
 POSITIVE = Range(above=0)
 SHARE = Range(least=0, most=1)

@@ -34,6 +34,7 @@ from block_recurrent.layers.attention import (
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import in_training, tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.gates import GATES, gate, gate_parameters
 from block_recurrent.layers.norms import l2_normalise, rms_norm
 from block_recurrent.layers.parameters import attention_mask, bias_table, in_heads, kernel, offset, scale
@@ -72,6 +73,7 @@ class BlockRecurrentLayer(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
+        check_fields(self)
         for name, known in (("gate", GATES), ("configuration", CONFIGURATIONS), ("z_tanh", TANH)):
             value = getattr(self, name)
             if value not in known:

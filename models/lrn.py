@@ -21,6 +21,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers import inspection
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import row_dropout, weight_dropout
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import layer_norm, rms_norm
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, kernel, project_gates
 from block_recurrent.layers.recurrence import recur
@@ -92,6 +93,7 @@ class LRNLayer(nn.Module):
     block = 1
 
     def __post_init__(self):
+        check_fields(self)
         one_of("unit", self.unit, UNITS)
         one_of("activation", self.activation, (None, *ACTIVATIONS))
         one_of("norm", self.norm, NORMS)
@@ -147,6 +149,7 @@ class ATRLayer(nn.Module):
     block = 1
 
     def __post_init__(self):
+        check_fields(self)
         one_of("activation", self.activation, (None, *ACTIVATIONS))
         super().__post_init__()
 

@@ -26,6 +26,7 @@ from block_recurrent.layers.attention import query_tile_of, scaled, sliding_wind
 from block_recurrent.layers.axes import constrain, devices_along
 from block_recurrent.layers.dropout import dropout_key, keep_mask, tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import (
     attention_mask,
@@ -71,12 +72,9 @@ class MemorizingLayer(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
+        check_fields(self)
         if self.search not in SEARCHES:
             raise UserError(f"search {self.search!r} is not one of {', '.join(SEARCHES)}")
-        for name in ("memory", "top_k", "search_tile"):
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise UserError(f"{type(self).__name__}.{name} is {size!r}: give a whole number, 1 or more")
         query_tile_of(self.window, self.query_tile)  # a wrong one is told when the layer is built
         super().__post_init__()
 

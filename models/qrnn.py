@@ -13,6 +13,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers import inspection
 from block_recurrent.layers.convolution import windows
 from block_recurrent.layers.dropout import dropout_key, row_dropout
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates
 from block_recurrent.layers.recurrence import linear, recur
 
@@ -63,10 +64,9 @@ class QRNNLayer(nn.Module):
     block = 1
 
     def __post_init__(self):
+        check_fields(self)
         if self.pooling not in POOLINGS:
             raise UserError(f"pooling {self.pooling!r} is not one of {', '.join(POOLINGS)}")
-        if self.window < 1:
-            raise UserError(f"window {self.window}: a convolution is over one token at least")
         super().__post_init__()
 
     def initial_state(self, batch: int) -> dict[str, jax.Array]:

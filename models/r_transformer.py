@@ -20,6 +20,7 @@ from flax import linen as nn
 from block_recurrent.errors import UserError
 from block_recurrent.layers.axes import devices_along
 from block_recurrent.layers.convolution import next_tail, taps
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates, uniform
 from models.lrn import UNITS, activation_of
 from models.rnn import CELLS, Biases, Cell, Gates, cell_weights, product
@@ -176,10 +177,9 @@ class RTransformerLayer(TransformerLayer):
     local_layers: int = 1
 
     def __post_init__(self):
+        check_fields(self)
         if self.cell not in (*CELLS, *ELEMENTWISE):
             raise UserError(f"cell {self.cell!r} is not one of {', '.join((*CELLS, *ELEMENTWISE))}")
-        if self.window < 1 or self.local_layers < 1:
-            raise UserError(f"window {self.window}, local_layers {self.local_layers}: both are 1 at least")
         super().__post_init__()
 
     def initial_state(self, batch: int) -> dict[str, jax.Array]:

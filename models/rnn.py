@@ -18,6 +18,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers import inspection
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import row_dropout, weight_dropout
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, uniform
 
 Carry = tuple[jax.Array, ...]  # the state h first, then whatever else a cell remembers
@@ -205,6 +206,7 @@ class RNNLayer(nn.Module):
     block = 1
 
     def __post_init__(self):
+        check_fields(self)
         cell_of(self.cell)
         if self.reset_first and self.cell != "gru":
             raise UserError(f"reset_first is for the cell 'gru', not for {self.cell!r}")

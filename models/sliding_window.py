@@ -16,6 +16,7 @@ from block_recurrent.layers.attention import attend, query_tile_of, scaled, slid
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import attention_mask, bias_table, kernel, project, project_unit, scale
 
@@ -39,6 +40,7 @@ class SlidingWindowLayer(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     def __post_init__(self):
+        check_fields(self)
         query_tile_of(self.window, self.query_tile)  # a wrong one is told when the layer is built
         super().__post_init__()
 

@@ -25,6 +25,7 @@ from block_recurrent.layers import inspection
 from block_recurrent.layers.attention import query_tile_of, sliding_window_attention, tail_of_document
 from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.dropout import dropout, in_training, row_dropout
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import layer_norm
 from block_recurrent.layers.parameters import (
     attention_mask,
@@ -82,6 +83,7 @@ class SRUBase(nn.Module):
     block = 1
 
     def __post_init__(self):
+        check_fields(self)
         for name, known in (("highway", HIGHWAYS), ("norm", NORMS)):
             if getattr(self, name) not in known:
                 raise UserError(f"{name} {getattr(self, name)!r} is not one of {', '.join(map(str, known))}")
@@ -227,6 +229,7 @@ class SRUppLayer(SRUBase):
     query_tile: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         if self.projection < 1 or self.projection % self.heads:
             raise UserError(f"projection {self.projection} does not divide into {self.heads} heads")
         if self.attention and self.context < 1:

@@ -16,6 +16,7 @@ from flax import linen as nn
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.convolution import windows
 from block_recurrent.layers.dropout import dropout
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, normal, uniform
 
 
@@ -30,6 +31,10 @@ class TCNLayer(nn.Module):
     dtype: jnp.dtype = jnp.float32
 
     block = 1
+
+    def __post_init__(self):
+        check_fields(self)
+        super().__post_init__()
 
     @property
     def reach(self) -> int:

@@ -17,6 +17,7 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers.attention import query_tile_of, sliding_window_attention
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import dropout
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import layer_norm_unbiased
 from block_recurrent.layers.parameters import attention_mask, linear_map, offset, scale
 
@@ -33,8 +34,7 @@ class Positions(nn.Module):
     block = 1
 
     def __post_init__(self):
-        if self.period is not None and self.period < 1:
-            raise UserError(f"period {self.period} of the positions is 1 at least")
+        check_fields(self)
         super().__post_init__()
 
     def initial_state(self, batch: int) -> dict[str, jax.Array]:
@@ -66,6 +66,7 @@ class TransformerLayer(nn.Module):
     block = 1
 
     def __post_init__(self):
+        check_fields(self)
         if self.dim % self.heads:
             raise UserError(f"dim {self.dim} does not divide into {self.heads} heads")
         query_tile_of(self.context, self.query_tile)

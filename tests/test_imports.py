@@ -11,14 +11,16 @@ ROOT = Path(__file__).parents[1]
 
 # Part of the code, what it may import of the others.
 ALLOWED = {
+    "block_recurrent.device_memory": {"block_recurrent.errors"},
     "block_recurrent.errors": set(),
     "block_recurrent.flops": set(),
     "block_recurrent.kept_memory": set(),
     "block_recurrent.quiet": set(),
+    "block_recurrent.ranges": {"block_recurrent.errors"},
     "block_recurrent.slices": {"block_recurrent.errors"},
-    "block_recurrent.prices": {"block_recurrent.errors", "block_recurrent.slices"},
+    "block_recurrent.prices": {"block_recurrent.errors", "block_recurrent.ranges", "block_recurrent.slices"},
     "block_recurrent.data": {"block_recurrent.errors", "block_recurrent.quiet"},
-    "block_recurrent.layers": {"block_recurrent.errors"},
+    "block_recurrent.layers": {"block_recurrent.errors", "block_recurrent.ranges"},
     "models": {"block_recurrent.layers", "block_recurrent.errors"},
     "block_recurrent.checkpoints": {"block_recurrent.errors"},
     "block_recurrent.config": {
@@ -31,24 +33,28 @@ ALLOWED = {
     "block_recurrent.config_names": {"block_recurrent.config_bindings"},
     "block_recurrent.plots": set(),
     "block_recurrent.inference": {
-        "block_recurrent.plots",
         "block_recurrent.checkpoints",
         "block_recurrent.config",
         "block_recurrent.data",
         "block_recurrent.errors",
         "block_recurrent.layers",
+        "block_recurrent.plots",
+        "block_recurrent.ranges",
     },
     "block_recurrent.training": {
         "block_recurrent.checkpoints",
         "block_recurrent.data",
+        "block_recurrent.device_memory",
         "block_recurrent.errors",
         "block_recurrent.flops",
         "block_recurrent.inference",
         "block_recurrent.layers",
         "block_recurrent.quiet",
+        "block_recurrent.ranges",
         "block_recurrent.slices",
     },
     "block_recurrent.planning": {
+        "block_recurrent.device_memory",
         "block_recurrent.errors",
         "block_recurrent.flops",
         "block_recurrent.prices",

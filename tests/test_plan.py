@@ -170,7 +170,7 @@ def test_the_range_of_hours_is_multiplied_by_the_prices_of_a_file(planned, tmp_p
     ("text", "told"),
     [
         ("on_demand.v5 = 1", "no chips are called 'v5': known are v4, v5e"),
-        ("spot.v4 = -1", "the spot price of v4 is -1: give a number 0 or more"),
+        ("spot.v4 = -1", "the spot price of v4 is -1: give a number, 0 or more"),
         ("spot = 3", "spot is a table, [spot], with a line such as v5e = 1.20"),
         ("price.v4 = 3", "price is none of about, [on_demand] and [spot]"),
         ("v4 is dear", "is no file of prices"),
@@ -226,7 +226,7 @@ def test_a_run_that_does_not_fit_is_shown_and_ends_with_2(capsys, monkeypatch):
     [
         (["--slice=v4-7"], "no slice is called 'v4-7': v4 has v4-8"),
         (["--slice=v4-8", "--utilisation=40"], "--utilisation: '40' is not a number above 0, 1 or less"),
-        (["--slice=v4-8", "--tokens=0"], "--tokens: '0' is not a number 1 or more"),
+        (["--slice=v4-8", "--tokens=0"], "--tokens: '0' is not a number, 1 or more"),
         (["--slice=v4-8", "--tokens=inf"], "--tokens: 'inf'"),
         (["--slice=v4-8", "--prices=nowhere.toml"], "nowhere.toml is no file of prices"),
         (["--slice=v4-8", "--gin.train.rows=0"], "train.rows is 0"),

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.nn.initializers import Initializer
 
+from block_recurrent.errors import UserError
 from block_recurrent.layers.axes import constrain, devices_along
 from block_recurrent.layers.dropout import dropout, tied_dropout
+from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.heads import Tied
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import scale
-from block_recurrent.layers.sizes import check_sizes
 from block_recurrent.layers.stack import Stack
 
 SCORES = 2**26  # made at once on a device
@@ -39,7 +40,13 @@ class LanguageModel(nn.Module):
     single_dropout: bool = False
 
     def __post_init__(self):
-        check_sizes(self)
+        check_fields(self)
+        for name, example in (("stack", "@stack.stack()"), ("head", "@heads.Tied()")):
+            if not isinstance(getattr(self, name), nn.Module):
+                raise UserError(
+                    f"LanguageModel.{name} is {getattr(self, name)!r}: give a flax module, such as {example}"
+                )
+        check_fields(self.head)
         super().__post_init__()
 
     def setup(self):

@@ -1,7 +1,7 @@
 """A stack of layers is itself a layer; equal neighbours run as one scan over depth."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,9 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import health, inspection
-from block_recurrent.layers.sizes import check_sizes
+from block_recurrent.layers.fields import check_layer
+
+MOST_LAYERS = 10_000
 
 
 def pattern(spec: str, layers: Mapping[str, nn.Module | Callable[[], nn.Module]]) -> tuple[nn.Module, ...]:
@@ -20,19 +22,30 @@ def pattern(spec: str, layers: Mapping[str, nn.Module | Callable[[], nn.Module]]
     """
     stack = []
     made: dict[str, nn.Module] = {}
-    for word in spec.split():
-        match = re.fullmatch(r"(?:(\d+)\*)?(\w+)", word)
-        if not match or match[2] not in layers:
-            raise UserError(
-                f"pattern {spec!r}: {word!r} is not one of {', '.join(sorted(layers))}, alone or as COUNT*NAME"
-            )
-        name = match[2]
+    for count, name in counts_and_names(spec, layers):
         if name not in made:
-            made[name] = layers[name] if isinstance(layers[name], nn.Module) else layers[name]()
-        stack += [made[name]] * int(match[1] or 1)
-    if not stack:
-        raise UserError("pattern is empty: name at least one layer")
+            is_factory = callable(layers[name]) and not isinstance(layers[name], nn.Module)
+            made[name] = layers[name]() if is_factory else layers[name]
+        stack += [made[name]] * count
     return tuple(stack)
+
+
+def counts_and_names(spec: str, known: Collection[str]) -> list[tuple[int, str]]:
+    """Reads "9*slide rec" as [(9, "slide"), (1, "rec")]."""
+    words = []
+    for word in spec.split():
+        match = re.fullmatch(r"(?:(\d{1,18})\*)?(\w+)", word)
+        if not match or match[2] not in known:
+            raise UserError(
+                f"pattern {spec!r}: {word!r} is not one of {', '.join(sorted(known))}, alone or as COUNT*NAME"
+            )
+        words.append((int(match[1] or 1), match[2]))
+    depth = sum(count for count, _ in words)
+    if depth == 0:
+        raise UserError(f"pattern {spec!r} names no layer: name at least one")
+    if depth > MOST_LAYERS:
+        raise UserError(f"pattern {spec!r} has {depth:,} layers: give {MOST_LAYERS:,} or fewer")
+    return words
 
 
 # What the backward pass finds saved of a layer, by the value of `remat`; the rest is computed again.
@@ -59,11 +72,11 @@ def runs_of(
 ) -> tuple[tuple[nn.Module, ...], tuple[int, ...]]:
     """The layers of a stack, equal neighbours that are `scanned` once, and how often each is repeated.
 
-    Layers without a size, or whose blocks do not fit together, are refused.
+    What is no layer, fields out of range and blocks that do not fit together are refused.
     """
     runs: list[list] = []
     for layer in layers:
-        check_sizes(layer)
+        check_layer(layer)
         if scanned(layer) and runs and runs[-1][0] == layer:
             runs[-1][1] += 1
         else:
@@ -114,10 +127,10 @@ class Stack(nn.Module):
         def run(layer: nn.Module, x: jax.Array, state: Any, *shown: Any):
             if x.shape[1] % self.block and x.shape[1] % layer.block == 0 and layer.block > 1:
                 # Starts may be anywhere in such a call, but this layer would take it for whole blocks of its own.
-                head, state = layer(x[:, :-1], state, start[:, :-1], *shown)
-                tail, state = layer(x[:, -1:], state, start[:, -1:], *shown)
+                head, state = through(layer, x[:, :-1], state, start[:, :-1], *shown)
+                tail, state = through(layer, x[:, -1:], state, start[:, -1:], *shown)
                 return jnp.concatenate([head, tail], axis=1), state
-            return layer(x, state, start, *shown)
+            return through(layer, x, state, start, *shown)
 
         run = nn.remat(run, prevent_cse=False, policy=REMAT[self.remat]) if self.remat else run
         next_state = []
@@ -137,6 +150,20 @@ class Stack(nn.Module):
                 x, layer_state = run(layer, x, layer_state, *shown)
             next_state.append(layer_state)
         return x, tuple(next_state)
+
+
+def through(layer: nn.Module, x: jax.Array, state: Any, start: jax.Array, *shown: Any) -> tuple[jax.Array, Any]:
+    """Calls a layer, and refuses one for inputs of another width, or one that breaks the contract of layers."""
+    name, width = type(layer).__name__, x.shape[-1]
+    if getattr(layer, "dim", width) != width:
+        raise UserError(f"{name}.dim is {layer.dim}, but its inputs are {width} wide: give both one size")
+    returned = layer(x, state, start, *shown)
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(f"{name} returns {type(returned).__name__}: a layer returns (y, next state)")
+    shape = getattr(returned[0], "shape", None)
+    if shape is None or len(shape) != 3 or shape[:2] != x.shape[:2]:
+        raise UserError(f"{name} returns a y of shape {shape} for an x of {x.shape}: a layer returns y [b n width]")
+    return returned
 
 
 def unrolled(stack: Stack) -> Stack:

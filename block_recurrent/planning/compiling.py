@@ -11,9 +11,10 @@ from pathlib import Path
 
 import jax
 
+from block_recurrent.device_memory import bytes_per_device
 from block_recurrent.errors import UserError, first_line
 from block_recurrent.planning.programs import collectives, result_bytes
-from block_recurrent.planning.shapes import Training, bytes_per_device
+from block_recurrent.planning.shapes import Training
 from block_recurrent.slices import Slice
 from block_recurrent.training.sharding import make_mesh
 from block_recurrent.training.step import TrainState

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-import jax
 from flax import linen as nn
 from jax.sharding import AbstractDevice, AbstractMesh
 
+from block_recurrent.device_memory import bytes_per_device
 from block_recurrent.errors import UserError
 from block_recurrent.flops import product_flops, serial_iterations
 from block_recurrent.slices import Slice
@@ -118,11 +118,6 @@ def plan_of_shapes(training: Training, where: Slice, work: Work, tokens: int, ut
         "bytes_per_device": sizes,
         "estimate": estimate(training, where, work, sizes["total"], tokens, utilisation),
     }
-
-
-def bytes_per_device(tree) -> int:
-    """Bytes that one device holds of a tree of sharded shapes."""
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def estimate(training: Training, where: Slice, work: Work, state_bytes: int, tokens: int, utilisation: float) -> dict:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from block_recurrent.data.store import Store, is_store, open_store, task_of
 from block_recurrent.errors import Preempted, UserError
 from block_recurrent.inference.evaluation import Evaluator
 from block_recurrent.inference.run import RUN, STOPPED, read_about, run_folder
+from block_recurrent.ranges import RATE, SEED, WHOLE_0, WHOLE_1
 from block_recurrent.training.optimizers import Optimizer
 from block_recurrent.training.overview import overview
 from block_recurrent.training.plateau import STEADY, Plateau, best
@@ -41,6 +42,20 @@ EXAMPLES = {
     MUSIC: "configs/music/lstm.gin",
     PIXELS: "configs/mnist/lstm.gin",
     LABELLED_TEXT: "configs/imdb/qrnn.gin",
+}
+
+COUNTS = ("steps", "rows", "segment", "accumulate", "log_every", "evaluate_every", "evaluation_batches")
+COUNTS += ("checkpoint_every", "keep_checkpoints", "keep_every")
+RANGES = dict.fromkeys(COUNTS, WHOLE_1) | {"seed": SEED, "patience": RATE, "profile_steps": WHOLE_0}
+OPTIONAL = {"evaluation_batches", "keep_every", "mesh", "plateau"}
+KINDS = {
+    "model": (nn.Module, "a flax module, such as @language_model.LanguageModel()"),
+    "optimizer": (Optimizer, "one of block_recurrent.training.optimizers, such as @optimizers.adam()"),
+    "mesh": (Mesh, "@sharding.make_mesh()"),
+    "plateau": (Plateau, "@plateau.Plateau()"),
+    "store": (str, "the folder of a store, such as 'data/mine'"),
+    "health": (bool, "True or False"),
+    "keep_best": (bool, "True or False"),
 }
 
 
@@ -85,17 +100,7 @@ def train(
     traced into the workdir. `started` is called once everything has been checked and nothing has been written,
     `before_saving` ahead of every checkpoint: it raises where the workdir is no longer this run's.
     """
-    check_counts(
-        steps=steps,
-        rows=rows,
-        segment=segment,
-        accumulate=accumulate,
-        log_every=log_every,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
-        keep_checkpoints=keep_checkpoints,
-        **({} if evaluation_batches is None else {"evaluation_batches": evaluation_batches}),
-    )
+    check_arguments(locals())
     progress = progress_file(steps, active=jax.process_index() == 0)
     folder = run_folder(workdir)
     data = open_store(store_of_run(folder, store))
@@ -106,6 +111,7 @@ def train(
     mesh = make_mesh() if mesh is None else mesh
     check_rows(rows, mesh, accumulate)
     trainer = Trainer(model, optimizer, mesh, rows, accumulate, health)
+    trainer.require_room(segment)
     stream = RowStream(data.split("train"), rows, segment, model.block, seed, local=trainer.local_rows())
     held_out = data.split("validation") if data.has("validation") else None
     if held_out is None and (plateau or keep_best):
@@ -276,10 +282,15 @@ def all_but_params(state: TrainState) -> dict:
     return {"step": state.step, "optimizer": state.optimizer, "memory": state.memory, "rng": state.rng}
 
 
-def check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise UserError(f"train.{name} is {count!r}: give a whole number, 1 or more")
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Refuses arguments of `train` that are out of range, or of another kind."""
+    for name, value in given.items():
+        if value is None and name in OPTIONAL:
+            continue
+        if name in RANGES:
+            RANGES[name].check(f"train.{name}", value)
+        elif name in KINDS and not isinstance(value, KINDS[name][0]):
+            raise UserError(f"train.{name} is {value!r}: give {KINDS[name][1]}")
 
 
 def check_vocabulary(model: nn.Module, store: Store) -> None:

@@ -1,14 +1,29 @@
 """Optimizers and schedules, ready for gin: each optimizer knows its learning rate so that it can be logged."""
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from block_recurrent.errors import UserError
+from block_recurrent.ranges import DROPOUT, POSITIVE, RATE, SHARE, Range
+
 Schedule = Callable[[jax.Array], jax.Array]
+
+BELOW_1 = DROPOUT  # also what an exponential average keeps of its past
+RANGES = {
+    **dict.fromkeys(("rate", "scale", "peak", "initial", "floor", "warmup", "after", "weight_decay", "l2"), RATE),
+    **dict.fromkeys(("steps", "every", "clip", "epsilon"), POSITIVE),
+    **dict.fromkeys(("momentum", "beta1", "beta2"), BELOW_1),
+    "decay": SHARE,
+    "decay_rate": SHARE,
+}
 
 
 @dataclass(frozen=True)
@@ -20,11 +35,38 @@ class Optimizer:
     clip: float | None = None  # largest global norm of the gradient
 
 
+def in_range(factory: Callable) -> Callable:
+    """Checks the arguments of a factory of schedules or optimizers when it is called."""
+    signature = inspect.signature(factory)
+    optional = {parameter.name for parameter in signature.parameters.values() if parameter.default is None}
+
+    @functools.wraps(factory)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if value is not None or name not in optional:
+                check_argument(f"{factory.__name__}.{name}", RANGES.get(name), value)
+        return factory(*args, **kwargs)
+
+    return checked
+
+
+def check_argument(name: str, allowed: Range | None, value: Any) -> None:
+    if allowed is not None:
+        allowed.check(name, value)
+    elif name.endswith(".learning_rate"):
+        if not callable(value):
+            raise UserError(f"{name} is {value!r}: give a schedule, such as @optimizers.constant() with constant.rate")
+    elif not isinstance(value, bool):
+        raise UserError(f"{name} is {value!r}: give True or False")
+
+
+@in_range
 def constant(rate: float) -> Schedule:
     """The same learning rate at every step."""
     return lambda step: jnp.full((), rate, jnp.float32)
 
 
+@in_range
 def inverse_square_root(scale: float = 1.0, warmup: int = 1000) -> Schedule:
     """scale / sqrt(step) after a linear warm-up to its value there (Hutchins et al. 2022: 0.0316 after 1000 steps)."""
 
@@ -35,6 +77,7 @@ def inverse_square_root(scale: float = 1.0, warmup: int = 1000) -> Schedule:
     return schedule
 
 
+@in_range
 def cosine(peak: float, steps: int, floor: float = 0.0, warmup: int = 0) -> Schedule:
     """Linear warm-up to `peak`, then half a cosine down to `floor` at `steps`."""
 
@@ -47,6 +90,7 @@ def cosine(peak: float, steps: int, floor: float = 0.0, warmup: int = 0) -> Sche
     return schedule
 
 
+@in_range
 def overall_cosine(peak: float, steps: int, warmup: int = 0) -> Schedule:
     """Linear warm-up to `peak`, then on along the half cosine that began at step 0 and is zero at `steps`.
 
@@ -61,6 +105,7 @@ def overall_cosine(peak: float, steps: int, warmup: int = 0) -> Schedule:
     return schedule
 
 
+@in_range
 def step_decay(initial: float, decay: float, every: int, after: int = 0) -> Schedule:
     """`initial`, multiplied by `decay` at step `after` and again `every` so many steps."""
 
@@ -81,6 +126,7 @@ def layer_by_layer(transformation: optax.GradientTransformation, depths) -> opta
     return optax.partition({depth: stacked if depth else transformation for depth in found}, depths)
 
 
+@in_range
 def adafactor(
     learning_rate: Schedule,
     momentum: float | None = 0.9,
@@ -100,6 +146,7 @@ def adafactor(
     return Optimizer(transformation, learning_rate, clip)
 
 
+@in_range
 def adam(
     learning_rate: Schedule,
     beta1: float = 0.9,
@@ -115,6 +162,7 @@ def adam(
     return Optimizer(transformation, learning_rate, clip)
 
 
+@in_range
 def radam(
     learning_rate: Schedule,
     beta1: float = 0.9,
@@ -131,6 +179,7 @@ def radam(
     return Optimizer(transformation, learning_rate, clip)
 
 
+@in_range
 def sgd(
     learning_rate: Schedule,
     momentum: float = 0.0,
@@ -144,6 +193,7 @@ def sgd(
     return Optimizer(transformation, learning_rate, clip)
 
 
+@in_range
 def rmsprop(
     learning_rate: Schedule,
     decay: float = 0.9,

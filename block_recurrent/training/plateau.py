@@ -6,7 +6,10 @@ Every decision is a function of the losses so far alone, oldest first: a run tha
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from block_recurrent.errors import UserError
+from block_recurrent.ranges import SHARE, WHOLE_0, WHOLE_1, Range
+
+RANGES = {"factor": Range(above=0, most=1), "floor": SHARE, "after": WHOLE_0}
+RANGES |= {"over": WHOLE_1, "patience": WHOLE_1, "stop_after": WHOLE_1}
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,10 @@ class Plateau:
     stop_after: int | None = None
 
     def __post_init__(self):
-        if not (0.0 < self.factor <= 1.0 and 0.0 <= self.floor <= 1.0):
-            raise UserError(f"Plateau.factor is {self.factor} and floor {self.floor}: give fractions, factor above 0")
-        for name, lowest in {"over": 1, "after": 0, "patience": 1, "stop_after": 1}.items():
+        for name, allowed in RANGES.items():
             value = getattr(self, name)
-            is_off = value is None and name != "after"
-            if not is_off and (not isinstance(value, int) or value < lowest):
-                raise UserError(f"Plateau.{name} is {value!r}: give a whole number, {lowest} or more")
+            if value is not None or name in ("factor", "after", "floor"):
+                allowed.check(f"Plateau.{name}", value)
 
     def scale(self, losses: Sequence[float]) -> float:
         """What the learning rate is multiplied by after these evaluations."""

@@ -12,6 +12,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from block_recurrent.device_memory import require_room
 from block_recurrent.errors import UserError
 from block_recurrent.layers.health import COLLECTION, measures_of
 from block_recurrent.training.optimizers import Optimizer, layer_by_layer
@@ -108,6 +109,18 @@ class Trainer:
         shapes |= {"weights": position.update(shape=(self.rows, segment), dtype=jnp.float32)}
         shapes |= {"start": shapes["weights"].update(dtype=jnp.bool_)}
         return {name: shape.update(sharding=self.batch_sharding) for name, shape in shapes.items()}
+
+    def require_room(self, segment: int) -> None:
+        """Refuses a run that the devices have no room for; what the layers compute with comes on top of this."""
+        state = self.abstract_state()
+        require_room(
+            "take fewer rows, a smaller segment or model, or more devices",
+            parameters=state.params,
+            gradient=state.params,
+            optimizer=state.optimizer,
+            carried_state=state.memory,
+            batch=self.abstract_batch(segment),
+        )
 
     def step(self, state: TrainState, batch: Batch, scale: float = 1.0) -> tuple[TrainState, dict[str, jax.Array]]:
         """Takes this process's rows of the batch, and what the learning rate is multiplied by; donates `state`."""

@@ -240,5 +240,5 @@ def test_a_learning_rate_out_of_range_is_refused(wrong):
 def test_what_is_of_dynamic_evaluation_is_not_ignored_without_it():
     with pytest.raises(UserError, match="--epsilon is of dynamic evaluation: give --dynamic too"):
         evaluate.main(["runs/any", "--epsilon=1e-3"])
-    with pytest.raises(UserError, match="--decay: '1' is not a number 0 or more, below 1"):
+    with pytest.raises(UserError, match="--decay: '1' is not a number, 0 or more, below 1"):
         evaluate.main(["runs/any", "--dynamic", "--decay=1"])

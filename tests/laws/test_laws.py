@@ -1,6 +1,8 @@
 """Laws 1 to 7 of the state contract, over every layer of the registry."""
 
+import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from block_recurrent.errors import UserError
 from tests.laws.registry import CASES
 from tests.reference.constants import recorded, repeated
 
@@ -226,3 +229,18 @@ def test_reference_gradients(subject):
         along = sum(jax.tree.leaves(jax.tree.map(lambda g, d: np.sum(g * d), gradient, direction)))
         size = np.sqrt(sum(jax.tree.leaves(jax.tree.map(lambda g: np.sum(g * g), gradient))))
         assert abs(along - expected) < 1e-4 * size
+
+
+SINGLE = {type(layer): layer for case in CASES for layer in getattr(case.layer, "layers", (case.layer,))}
+WRONG = {int: (-1, 2.5, True, "a"), float: (math.nan, math.inf, "a"), bool: ("yes", 1)}
+
+
+@pytest.mark.parametrize("layer", SINGLE.values(), ids=[kind.__name__ for kind in SINGLE])
+def test_fields_out_of_range_are_refused_when_a_layer_is_built(layer):
+    for field in dataclasses.fields(layer):
+        wrong = list(WRONG.get(field.type, ()))
+        wrong += [1.0, -0.5] if field.name.endswith("dropout") else []
+        wrong += ["float17", "int8", None] if field.name == "dtype" else []
+        for value in wrong:
+            with pytest.raises(UserError, match=f"{field.name} is "):
+                layer.clone(**{field.name: value})

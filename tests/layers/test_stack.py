@@ -1,6 +1,9 @@
 """Stacks from patterns."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers.stack import pattern, stack
@@ -22,6 +25,59 @@ def test_equal_neighbours_become_one_run():
 def test_a_wrong_pattern_is_told(spec):
     with pytest.raises(UserError, match="pattern"):
         pattern(spec, {"slide": slide()})
+
+
+@pytest.mark.parametrize("spec", ["1000000000*slide", "9000*slide 9000*slide", "9" * 30 + "*slide"])
+def test_a_stack_beyond_all_bounds_is_refused_before_it_is_built(spec):
+    with pytest.raises(UserError, match="pattern"):
+        pattern(spec, {"slide": slide()})
+
+
+class Bare(nn.Module):
+    """A layer without `block` and without `initial_state`."""
+
+    dim: int = 12
+
+    def __call__(self, x, state, start):
+        return x, state
+
+
+class Layer(Bare):
+    block = 1
+
+    def initial_state(self, batch):
+        return ()
+
+
+class Stateless(Layer):
+    def __call__(self, x, state, start):
+        return x
+
+
+class Flat(Layer):
+    def __call__(self, x, state, start):
+        return x[:, 0], state
+
+
+def test_what_is_no_layer_is_refused():
+    with pytest.raises(UserError, match="Bare has no block: a layer of a stack has"):
+        stack([Bare()])
+    with pytest.raises(UserError, match="a stack has 3 for a layer"):
+        stack(pattern("slide", {"slide": 3}))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (Layer(dim=7), "Layer.dim is 7, but its inputs are 12 wide"),
+        (Stateless(), "Stateless returns ArrayImpl: a layer returns"),
+        (Flat(), r"Flat returns a y of shape \(2, 12\) for an x of \(2, 8, 12\)"),
+    ],
+)
+def test_a_layer_that_breaks_the_contract_is_named(layer, message):
+    whole = stack([slide(), layer])
+    with pytest.raises(UserError, match=message):
+        whole.init(jax.random.key(0), jnp.zeros((2, 8, 12)), whole.initial_state(2), jnp.zeros((2, 8), bool))
 
 
 def test_a_query_tile_divides_its_window():

@@ -1,11 +1,15 @@
 """Each optimizer against its update rule in NumPy, and the schedules at steps worked out by hand."""
 
+import inspect
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from block_recurrent import config
+from block_recurrent.errors import UserError
 from block_recurrent.training import optimizers
 from block_recurrent.training.loop import train
 
@@ -113,3 +117,29 @@ def test_fragments_build(name, clip, first):
     optimizer = config.bindings_of(train)["optimizer"]
     assert optimizer.clip == clip
     np.testing.assert_allclose(optimizer.learning_rate(jnp.asarray(0)), first, rtol=1e-6)
+
+
+FACTORIES = [
+    optimizers.constant,
+    optimizers.inverse_square_root,
+    optimizers.cosine,
+    optimizers.overall_cosine,
+    optimizers.step_decay,
+    optimizers.adafactor,
+    optimizers.adam,
+    optimizers.radam,
+    optimizers.sgd,
+    optimizers.rmsprop,
+]
+
+
+@pytest.mark.parametrize("factory", FACTORIES, ids=lambda factory: factory.__name__)
+def test_arguments_out_of_range_are_refused(factory):
+    parameters = inspect.signature(factory).parameters
+    right = {"learning_rate": constant, "rate": 1.0, "peak": 1.0, "initial": 1.0, "steps": 9, "every": 2, "decay": 0.5}
+    right = {name: right[name] for name, parameter in parameters.items() if parameter.default is parameter.empty}
+    factory(**right)
+    for name, parameter in parameters.items():
+        for value in ("fast", -0.1, math.nan, *([] if parameter.default is None else [None])):
+            with pytest.raises(UserError, match=rf"^{factory.__name__}\.{name} is .*: give "):
+                factory(**{**right, name: value})
