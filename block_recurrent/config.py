@@ -184,9 +184,7 @@ def explained(call: Callable) -> Any:
         raise
     except Exception as error:
         message = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
-        if missing := re.search(
-            r"No values supplied by Gin or caller for arguments: \['(\w+)'.* configurable '(\w+)'", message
-        ):
+        if missing := re.search(r"(?:required argument:|arguments: \[)\s*'(\w+)'.* configurable '(\w+)'", message):
             name = f"{missing[2]}.{missing[1]}"
             raise UserError(f"the config gives no value for {name}: give --gin.{name}=VALUE") from error
         unknown = re.search(r"doesn't have a parameter named '(\w+)'", message)
