@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
         "missing": [run.workdir.name for run in runs if run not in scores],
     }
     finished = {run.contender for run in scores}
-    costs = {each: cost(each, bindings) for each in contenders if each in finished}
+    costs = {each: cost(each, bindings, store.vocabulary_size) for each in contenders if each in finished}
     write(options.output, about, scores, costs, kind_of(store.manifest))
     if failed:
         raise UserError(f"{len(failed)} of {len(runs)} runs failed, and the table is without them: {'; '.join(failed)}")
@@ -117,7 +117,7 @@ def contender(name: str, file: str, bindings: list[str], tokens: float | None) -
     from block_recurrent.plan import configured_training
 
     config.parse([file], bindings)
-    training = configured_training()
+    training = configured_training(vocabulary_size=1)  # its tokens are counted, nothing else
     per_step = training.tokens_per_step
     if tokens is None:
         return Contender(name, file, per_step, training.steps)
@@ -127,7 +127,7 @@ def contender(name: str, file: str, bindings: list[str], tokens: float | None) -
     return Contender(name, file, per_step, steps)
 
 
-def cost(contender: "Contender", bindings: list[str]) -> dict[str, float]:
+def cost(contender: "Contender", bindings: list[str], vocabulary_size: int) -> dict[str, float]:
     """What a config's shapes tell: parameters, and FLOPs of training."""
     from flax import linen as nn
 
@@ -138,7 +138,7 @@ def cost(contender: "Contender", bindings: list[str]) -> dict[str, float]:
     from block_recurrent.training.step import boxed_params
 
     config.parse([contender.config], bindings)
-    training = configured_training()
+    training = configured_training(vocabulary_size)
     work = count_work(training, "tpu")
     return {
         "parameters": parameter_counts(nn.unbox(boxed_params(training.model)))[0],
@@ -182,7 +182,10 @@ def planned(contender: "Contender", seed: int, bindings: list[str], store, outpu
     names = [macro if macro in config.defined_names() else f"train.{macro.lower()}" for macro in ("STEPS", "STORE")]
     own = [f"{names[0]}={contender.steps}", f"{names[1]}={store.folder!r}", f"train.seed={seed}"]
     config.parse([contender.config], [*bindings, *own])
+    config.fill_vocabulary(lambda _: store.vocabulary_size)
     workdir = output / f"{contender.name}-seed{seed}"
+    if was_edited := config.edited(workdir):
+        raise UserError(was_edited)
     if differing := config.differences(workdir):
         raise UserError(
             f"{workdir} holds a run of another config (first difference: {differing[0]}): choose another --output"

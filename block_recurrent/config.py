@@ -4,7 +4,6 @@ Only gin files and commands know about gin; the library takes plain arguments.
 """
 
 import copy
-import difflib
 import functools
 import hashlib
 import inspect
@@ -17,22 +16,32 @@ import gin
 from etils import epath
 from gin import config_parser
 
+from block_recurrent.config_bindings import (
+    MACRO,
+    MESH,
+    ROOT,
+    TRAIN,
+    TRUSTED,
+    Inert,
+    add_missing_layers,
+    bound,
+    include_for_references,
+    is_macro,
+    is_macro_name,
+    key_of,
+    keys_within,
+    names_in_modules,
+    register,
+    register_names,
+    through_macros,
+    with_quotes,
+)
+from block_recurrent.config_hints import nearest, unknown_macro
 from block_recurrent.errors import UserError
 from block_recurrent.writing import write_text
 
-ROOT = Path(__file__).parents[1]
 CONFIG = "config.gin"
 OPERATIVE = "operative.gin"
-
-# What a config that comes from elsewhere may import, refer to and call: modules, or packages that end in a dot.
-TRUSTED = (
-    "block_recurrent.layers.",
-    "block_recurrent.training.loop",
-    "block_recurrent.training.optimizers",
-    "block_recurrent.training.plateau",
-    "block_recurrent.training.sharding",
-    "models.",
-)
 
 # A run may go on longer, be watched more closely or run on other devices without being another run.
 LENGTH = {"STEPS", "train.steps", "STOP_AFTER", "Plateau.stop_after"}
@@ -42,8 +51,11 @@ MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.keep_e
 MAY_CHANGE |= {"train.mesh", "train.store", "make_mesh.data", "make_mesh.fsdp", "make_mesh.tensor"}
 
 
-def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> None:
-    """Parses gin files and the text of a saved config, then NAME=VALUE bindings over them; a mistake is a UserError."""
+def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> list[str]:
+    """Parses gin files and the text of a saved config, then NAME=VALUE bindings over them; a mistake is a UserError.
+
+    Returns a line about each further file that the bindings needed.
+    """
     gin.clear_config()
     gin.config._LOCATION_PREFIXES[:] = ["", str(ROOT)]
     del gin.config._FILE_READERS[1:]  # a reader of package resources stumbles over folders that are not packages
@@ -53,15 +65,116 @@ def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> Non
             raise UserError(f"no gin file {file}{nearest(file, known)}")
         explained(lambda file=file: gin.parse_config_file(file))
     explained(lambda: gin.parse_config(saved))
+    bindings = list(bindings)
+    notes = bind(bindings)
+    explained(add_missing_layers)
+    use_mesh()
+    require_macros()
     for binding in bindings:
-        name = binding.partition("=")[0].strip()
-        if "=" not in binding:
-            raise UserError(f"--gin.{binding} has no value: write --gin.NAME=VALUE")
-        if "." not in name and name not in defined_names():
-            raise UserError(f"no gin name {name}{nearest(name, defined_names())}")
-        explained(lambda binding=binding: gin.parse_config(binding))
+        require_effect(binding)
     explained(gin.finalize)
-    gin.unlock_config()
+    return notes
+
+
+def bind(bindings: list[str]) -> list[str]:
+    """Binds NAME=VALUE, over what the values need of further files; returns a line about each of those."""
+    for binding in bindings:
+        if not binding.partition("=")[2].strip():
+            raise UserError(f"--gin.{binding} has no value: write --gin.NAME=VALUE")
+        explained(lambda binding=binding: register_names(binding))
+    notes = [explained(lambda binding=binding: include_for_references(binding)) for binding in bindings]
+    later = [binding for binding in bindings if not is_known(binding)]
+    for binding in bindings:
+        if binding not in later:
+            bind_one(binding)
+    if later:  # a pattern brings the names of its layers with it
+        explained(add_missing_layers)
+    for binding in later:
+        if not is_known(binding):
+            name = binding.partition("=")[0].strip()
+            raise UserError(f"no gin name {name}{unknown_macro(name, defined_names())}")
+        bind_one(binding)
+    return [note for note in notes if note]
+
+
+def bind_one(binding: str) -> None:
+    explained(lambda: gin.parse_config(with_quotes(binding)))
+
+
+def is_known(binding: str) -> bool:
+    """Whether a binding is of a parameter, or of a macro that the config defines or uses."""
+    name = binding.partition("=")[0].strip()
+    return "." in name or name in defined_names() or name in macros_without_value()
+
+
+def macros_without_value() -> list[str]:
+    used = [reference for reference in gin.config.iterate_references(gin.config._CONFIG) if is_macro(reference)]
+    return list(dict.fromkeys(each.config_key[0] for each in used if "value" not in bound(each.config_key)))
+
+
+def use_mesh() -> None:
+    """Gives training the mesh whose sizes are bound; refuses a config that gives it another."""
+    sizes = [name for (_, selector), given in gin.config._CONFIG.items() if selector == MESH for name in given]
+    training = gin.config._CONFIG.get(("", TRAIN))
+    if not sizes or training is None:
+        return
+    if "mesh" not in training:
+        explained(lambda: register(MESH))
+        gin.parse_config(f"{TRAIN}.mesh = @{MESH}()")
+    mesh = through_macros(training["mesh"])
+    if not isinstance(mesh, gin.config.ConfigurableReference) or mesh.config_key[1] != MESH:
+        raise UserError(
+            f"make_mesh.{sizes[0]} is given, but train.mesh is {mesh!r}: give --gin.train.mesh='@make_mesh()' too"
+        )
+
+
+def require_macros() -> None:
+    """Refuses a config that uses macros without a value; the size of the vocabulary is left to the data store."""
+    if (size := vocabulary_size()) and size[0] in macros_without_value():
+        gin.bind_parameter((size[0], MACRO, "value"), None)
+    if missing := macros_without_value():
+        flags = " ".join(f"--gin.{name}=VALUE" for name in missing)
+        raise UserError(f"the config gives no value for {', '.join(missing)}: give {flags}")
+
+
+def require_effect(binding: str) -> None:
+    """Refuses an argument of what training never calls."""
+    name = binding.partition("=")[0].strip()
+    training = ("", TRAIN)
+    if is_macro_name(name) or training not in gin.config._CONFIG:
+        return
+    selector = key_of(name)[0][1]
+    if selector != TRAIN and selector not in {key[1] for key in keys_within(training)}:
+        function = selector.rpartition(".")[2]
+        raise UserError(f"--gin.{name} has no effect: nothing in the config calls {function}")
+
+
+def vocabulary_size() -> tuple[str, Any] | None:
+    """The name that the size of the model's vocabulary has, and its value, None if the config gives none.
+
+    None for a model that has no such argument.
+    """
+    model = through_macros(bound(("", TRAIN)).get("model"))
+    if not isinstance(model, gin.config.ConfigurableReference):
+        return None
+    scope, selector = model.config_key
+    if "vocabulary_size" not in inspect.signature(gin.config._REGISTRY[selector].wrapped).parameters:
+        return None
+    value = {**bound(("", selector)), **bound((scope, selector))}.get("vocabulary_size")
+    name = f"{scope}/{selector}.vocabulary_size".lstrip("/")
+    while is_macro(value):
+        name, value = value.config_key[0], bound(value.config_key).get("value")
+    return name, value
+
+
+def fill_vocabulary(size_of: Callable[[str], int]) -> None:
+    """Gives the model the size that `size_of` says of the configured store, where the config gives none."""
+    size = vocabulary_size()
+    if size is None or size[1] is not None or "store" not in names_given_to(TRAIN):
+        return
+    found = size_of(bindings_of(TRAIN, "store")["store"])
+    with gin.unlock_config():
+        gin.parse_config(f"{size[0]} = {found}")
 
 
 def explained(call: Callable) -> Any:
@@ -72,26 +185,18 @@ def explained(call: Callable) -> Any:
         raise
     except Exception as error:
         message = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
+        if missing := re.search(r"(?:required argument:|arguments: \[)\s*'(\w+)'.* configurable '(\w+)'", message):
+            name = f"{missing[2]}.{missing[1]}"
+            raise UserError(f"the config gives no value for {name}: give --gin.{name}=VALUE") from error
         unknown = re.search(r"doesn't have a parameter named '(\w+)'", message)
         if unknown:
             hint = nearest(unknown[1], parameters_named_in(message))
         else:
-            unknown = re.search(
-                r"(?:[Nn]o configurable matching|matching reference|find|macro) '?@?%?([\w./]+)", message
-            )
-            hint = nearest(unknown[1], [*selectors(), *defined_names()]) if unknown else ""
-        if "malformed node" in message:
-            hint = "; text needs quotes inside quotes: --gin.NAME=\"'text'\""
+            unknown = re.search(r"(?:[Nn]o configurable matching(?: reference)?|find|macro) '?@?%?([\w./]+)", message)
+            known = [*selectors(), *short_names()]
+            known += [name.rpartition(".")[2] for name in known] + defined_names()
+            hint = nearest(unknown[1], known) if unknown else ""
         raise UserError(f"gin: {message.rstrip('. ')}{hint}") from error
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name most like a mistyped one."""
-    known = sorted(set(known))
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f": did you mean {close[0]}?"
-    return f": known are {', '.join(known)}" if 0 < len(known) <= 20 else ""
 
 
 def defined_names() -> list[str]:
@@ -103,6 +208,11 @@ def selectors() -> list[str]:
     return [name.rpartition("/")[2].rpartition(".")[0] for name in defined_names() if "." in name]
 
 
+def short_names() -> list[str]:
+    """The functions and classes of trusted modules as configs call them."""
+    return [".".join(name.split(".")[-2:]) for name in names_in_modules()]
+
+
 def parameters_named_in(message: str) -> list[str]:
     """The parameters of the configurable that one of gin's messages is about."""
     selector = re.search(r"Configurable '?([\w./]+)'?", message)
@@ -112,9 +222,9 @@ def parameters_named_in(message: str) -> list[str]:
         return []
 
 
-def names_given_to(function: Callable) -> set[str]:
+def names_given_to(function: Callable | str) -> set[str]:
     """Names of the arguments that the configuration gives to a function; none where it does not mention it."""
-    if function not in gin.config._INVERSE_REGISTRY:
+    if function not in gin.config._INVERSE_REGISTRY and function not in gin.config._REGISTRY:
         return set()
     return set(gin.get_bindings(function, resolve_references=False))
 
@@ -146,6 +256,8 @@ def fingerprint() -> str:
 
 def save_config(workdir: epath.Path) -> None:
     """Writes the flat configuration and every value in use, or refuses a workdir whose run had another."""
+    if was_edited := edited(workdir):
+        raise UserError(was_edited)
     if differing := differences(workdir):
         raise UserError(
             f"{workdir} holds a run of another config (first difference: {differing[0]}): "
@@ -164,6 +276,21 @@ def differences(workdir: epath.Path, may_change: Collection[str] = MAY_CHANGE) -
     if not file.exists() or not has_checkpoint(workdir):
         return []
     return sorted(settings(file.read_text(), may_change) ^ settings(gin.config_str(), may_change))
+
+
+def edited(workdir: epath.Path) -> str | None:
+    """Says how a run's config was changed by hand after training wrote it; None if it was not."""
+    files = workdir / CONFIG, workdir / OPERATIVE
+    if not has_checkpoint(workdir) or not all(file.exists() for file in files):
+        return None
+    now, then = (dict(line.split(" = ", 1) for line in settings(file.read_text(), MAY_CHANGE)) for file in files)
+    for name in sorted(set(now) & set(then)):
+        if now[name] != then[name]:
+            return (
+                f"{files[0]} was edited: {name} = {now[name]} there was {name} = {then[name]} in training; "
+                "write that there again"
+            )
+    return None
 
 
 def has_checkpoint(workdir: epath.Path) -> bool:
@@ -215,13 +342,3 @@ def is_trusted(module: str, trusted: tuple[str, ...]) -> bool:
     return module == "__gin__.dynamic_registration" or any(
         module == name or (name.endswith(".") and f"{module}.".startswith(name)) for name in trusted
     )
-
-
-class Inert(config_parser.ParserDelegate):
-    """Reads statements without looking anything up."""
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> None:
-        return None
-
-    def macro(self, macro_name: str) -> None:
-        return None

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from block_recurrent.commandline import command_parser, gin_bindings
-from block_recurrent.errors import UserError, run_command
+from block_recurrent.errors import UserError, first_line, run_command
 from block_recurrent.prices import Prices, read_prices
 from block_recurrent.ranges import Range
 from block_recurrent.slices import find
@@ -99,8 +99,11 @@ def store_of_config() -> str | None:
     return config.bindings_of(train, "store")["store"] if "store" in config.names_given_to(train) else None
 
 
-def configured_training():
-    """The run of the parsed config, without its data and with no more of its mesh than the sizes."""
+def configured_training(vocabulary_size: int | None = None):
+    """The run of the parsed config, without its data and with no more of its mesh than the sizes.
+
+    A config without the size of a vocabulary is given this one, or that of its store.
+    """
     from block_recurrent import config
     from block_recurrent.planning.shapes import Training
     from block_recurrent.training.loop import check_arguments, train
@@ -110,6 +113,7 @@ def configured_training():
     missing = sorted({"model", "optimizer", "steps", "rows", "segment"} - given)
     if missing:
         raise UserError(f"the config gives no value for {', '.join(f'train.{name}' for name in missing)}")
+    config.fill_vocabulary(lambda store: vocabulary_size or size_of_vocabulary(store))
     names = given & {"model", "optimizer", "steps", "rows", "segment", "accumulate", "health"}
     settings = {"accumulate": 1, "health": False, **config.bindings_of(train, *names)}
     check_arguments(settings)
@@ -117,6 +121,19 @@ def configured_training():
     if "mesh" in given and (sizes := config.names_given_to(make_mesh) & {"data", "fsdp", "tensor"}):
         mesh = config.bindings_of(make_mesh, *sizes)
     return Training(**settings, mesh=mesh)
+
+
+def size_of_vocabulary(store: str) -> int:
+    """The size that a store at hand has."""
+    from block_recurrent.data.store import open_store
+
+    try:
+        return open_store(store).vocabulary_size
+    except Exception as error:  # clients of buckets have errors of their own
+        raise UserError(
+            "the config leaves the size of the vocabulary to its store, which cannot be read here: give "
+            f"--gin.VOCABULARY=SIZE ({first_line(error)})"
+        ) from error
 
 
 def make_plans(training, slices: list, tokens: float | None, utilisation: float, fast: bool) -> list[dict]:

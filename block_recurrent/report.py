@@ -121,7 +121,7 @@ def next_commands(workdir: "epath.Path", step: int, writes_text: bool) -> str:
             f"  generate          {run}.generate {place} --prompt='class ' --samples=3 --top_p=0.9",
             "On your own folder of text:",
             f"  prepare           {run}.prepare --task=text_files --input=FOLDER --output=data/mine",
-            f"  train             {run}.train {mine} --gin.{store}=\"'data/mine'\" --workdir=runs/mine",
+            f"  train             {run}.train {mine} --gin.{store}=data/mine --workdir=runs/mine",
         ]
     )
 

@@ -32,6 +32,7 @@ def is_shape(leaf):
 
 def build(file, *bindings):
     config.parse([file], bindings)
+    config.fill_vocabulary(lambda store: 259)
     return config.bindings_of(train)
 
 

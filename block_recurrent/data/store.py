@@ -137,6 +137,10 @@ class Store:
     def vocabulary(self) -> Vocabulary:
         return saved_vocabulary(self.manifest["vocabulary"], self.folder)
 
+    @property
+    def vocabulary_size(self) -> int:
+        return self.manifest["vocabulary"]["size"]
+
     @functools.cached_property
     def members(self) -> tuple[tuple["Store", float], ...]:
         """The stores of a mixture and their rates."""

@@ -17,7 +17,7 @@ from etils import epath
 from flax import linen as nn
 
 from block_recurrent.checkpoints import Checkpoints
-from block_recurrent.config import CONFIG, bindings_of, has_checkpoint, load_config
+from block_recurrent.config import CONFIG, bindings_of, edited, has_checkpoint, load_config
 from block_recurrent.data import files
 from block_recurrent.data.store import Mixture, Split, Store, contents, is_store, open_store, place_of, split_in_memory
 from block_recurrent.data.vocabulary import (
@@ -184,7 +184,10 @@ class Run:
         shapes = jax.eval_shape(
             lambda: model.init(jax.random.key(0), model.blank(1, model.block), model.initial_state(1), start)
         )
-        return self.checkpoints.restore_params(self.step, nn.unbox(shapes)["params"], dtype)
+        try:
+            return self.checkpoints.restore_params(self.step, nn.unbox(shapes)["params"], dtype)
+        except UserError as error:
+            raise UserError(edited(self.workdir) or str(error)) from error
 
     def store(self, folder: str | None = None) -> Store:
         """The store the run was trained on, or another of the same vocabulary."""

@@ -37,6 +37,15 @@ from block_recurrent.writing import write_text
 
 READING = 1800.0  # seconds that a process waits for the others to read a checkpoint; one that dies ends it sooner
 
+# Kinds of data, and a config for each.
+TEXT, MUSIC, PIXELS, LABELLED_TEXT = "text", "music", "images with labels", "text with labels"
+EXAMPLES = {
+    TEXT: "configs/quickstart.gin",
+    MUSIC: "configs/music/lstm.gin",
+    PIXELS: "configs/mnist/lstm.gin",
+    LABELLED_TEXT: "configs/imdb/qrnn.gin",
+}
+
 COUNTS = ("steps", "rows", "segment", "accumulate", "log_every", "evaluate_every", "evaluation_batches")
 COUNTS += ("checkpoint_every", "keep_checkpoints", "keep_every")
 RANGES = dict.fromkeys(COUNTS, WHOLE_1) | {"seed": SEED, "patience": RATE, "profile_steps": WHOLE_0}
@@ -81,6 +90,8 @@ def train(
 ) -> None:
     """Trains up to `steps`, from the latest checkpoint in `workdir` if there is one.
 
+    `model` learns from the train split of `store` by `optimizer`; `seed` draws parameters, dropout and the order of
+    documents. Metrics are written every `log_every` steps, a checkpoint every `checkpoint_every`.
     `rows` documents are read side by side, `segment` tokens of each a step; `accumulate` splits the rows of a step.
     The latest `keep_checkpoints` checkpoints stay, and those at multiples of `keep_every` steps; with `keep_best` each
     new best of the evaluations is saved, and stays until the next. `plateau` says how the evaluations lower the
@@ -318,20 +329,44 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def check_vocabulary(model: nn.Module, store: Store) -> None:
-    size = store.manifest["vocabulary"]["size"]
-    if size > model.vocabulary_size:
+    """Refuses data of another kind than the model's, then labels and token ids that it does not have."""
+    head, size = model.head, store.vocabulary_size
+    data, wanted = kind_of_data(store), kind_of_model(model)
+    if data != wanted and not (has_labels(data) and has_labels(wanted)):
         raise UserError(
-            f"{store.folder} has {size} token ids, the model's vocabulary_size is {model.vocabulary_size}: "
-            f"set it to {size} or more"
+            f"{store.folder} holds {data}, and the model, whose head is {type(head).__name__}, is for {wanted}: give "
+            f"another --gin.STORE, or a config for {data} such as --gin_file={EXAMPLES[data]}"
         )
-    record, labels = store.manifest.get("record"), store.manifest.get("labels")
-    if record != model.head.record(model.vocabulary_size):
-        kind = store.manifest["vocabulary"]["kind"]
+    labels, classes = store.manifest.get("labels"), getattr(head, "classes", None)
+    if labels and len(labels) != classes:
         raise UserError(
-            f"{store.folder} is one of {kind}, which {type(model.head).__name__}, the model's head, is not for"
+            f"{store.folder} has {len(labels)} labels, the model's head, {type(head).__name__}, is for {classes} of "
+            f"them: give --gin.{type(head).__name__}.classes={len(labels)}"
         )
-    classes = getattr(model.head, "classes", None)
-    if (labels and len(labels)) != classes:
-        has = f"{len(labels)} labels" if labels else "no labels"
-        wants = f"is for {classes} of them" if classes else "is for none"
-        raise UserError(f"{store.folder} has {has}, the model's head, {type(model.head).__name__}, {wants}")
+    exactly = store.manifest.get("record") != head.record(model.vocabulary_size)
+    if size > model.vocabulary_size or exactly:
+        ids = "keys" if data == MUSIC else "token ids"
+        raise UserError(
+            f"{store.folder} has {size} {ids}, the model's vocabulary_size is {model.vocabulary_size}: give "
+            f"--gin.{type(model).__name__}.vocabulary_size={size}" + ("" if exactly else ", or more")
+        )
+
+
+def has_labels(kind: str) -> bool:
+    return kind in (PIXELS, LABELLED_TEXT)
+
+
+def kind_of_data(store: Store) -> str:
+    if store.manifest.get("record"):
+        return MUSIC
+    if store.manifest.get("labels"):
+        return PIXELS if store.manifest["vocabulary"]["kind"] == "pixels" else LABELLED_TEXT
+    return TEXT
+
+
+def kind_of_model(model: nn.Module) -> str:
+    if model.head.record(model.vocabulary_size) is not None:
+        return MUSIC
+    if getattr(model.head, "classes", None):
+        return PIXELS if getattr(model.head, "pixels", False) else LABELLED_TEXT
+    return TEXT

@@ -229,7 +229,7 @@ def test_divergence_stops_and_keeps_the_last_good_checkpoint(corpus, tmp_path, c
         (["--gin.DTYPE='int32'"], "dtype is 'int32': give one of 'float32', 'bfloat16'"),
         (["--gin.DROPOUT=2"], "dropout is 2: give a number, 0 or more, below 1"),
         (["--gin.DROPOUT=-0.5"], "dropout is -0.5: give a number, 0 or more, below 1"),
-        (["--gin.STORE=data/mine"], "text needs quotes inside quotes"),
+        (["--gin.STORE=data/mine"], "no prepared data in data/mine"),
     ],
 )
 def test_mistakes_are_told_in_one_line_and_nothing_is_written(corpus, tmp_path, capsys, more, message):
