@@ -47,7 +47,7 @@ def replacing(place: Path) -> Iterator[BinaryIO]:
 
 def is_device(place: Path) -> bool:
     """Whether a name stands for something else than a file, such as /dev/stdout, which nothing may replace."""
-    if place.absolute().parts[1:2] in (("dev",), ("proc",)):
+    if str(place.absolute()).startswith(("/dev/std", "/dev/fd/", "/proc/")):  # what is open may be a file
         return True
     return place.exists() and not place.is_file() and not place.is_dir()
 

@@ -76,8 +76,8 @@ def test_a_position_with_figures_of_another_kind_is_refused(corpus, downloaded, 
 
 
 def test_a_changed_config_is_not_called_damage(downloaded):
-    config = downloaded / "config.gin"
-    config.write_text(re.sub(r"^DIM = 16$", "DIM = 24", config.read_text(), flags=re.MULTILINE))
+    for config in (downloaded / "config.gin", downloaded / "operative.gin"):
+        config.write_text(re.sub(r"^DIM = 16$", "DIM = 24", config.read_text(), flags=re.MULTILINE))
     with pytest.raises(UserError, match=r"is of another model than the config: .* is \[.*16.*\] there, \[.*24") as told:
         generate.main([str(downloaded), "--tokens=1"])
     assert "damaged" not in str(told.value)

@@ -102,7 +102,7 @@ def test_dense_layers_see_all_before_them():
     ("build", "told"),
     [
         (lambda: QRNNLayer(4, 4, pooling="o"), "pooling 'o' is not one of f, fo, ifo"),
-        (lambda: QRNNLayer(4, 4, window=0), "window 0"),
+        (lambda: QRNNLayer(4, 4, window=0), "QRNNLayer.window is 0"),
         (lambda: SRULayer(4, 4, highway="yes"), "highway 'yes' is not one of input, projected, None"),
         (lambda: SRULayer(4, 4, norm="layer"), "norm 'layer' is not one of None, pre, post"),
         (lambda: SRUppLayer(4, 4, projection=6, heads=4, context=3), "projection 6 does not divide into 4 heads"),

@@ -31,7 +31,6 @@ from tests.training.test_step import losses
 
 corpus = open_store(store)
 models = {
-    "slide": {"spec": "2*slide"},
     "recurrent": {"spec": "rec"},
     "feedback": {"spec": "slide rec", "build": feedback_stack},
     "memorizing": {"spec": "slide mem"},
@@ -86,7 +85,7 @@ def test_devices_meshes_and_processes_give_the_same_losses(corpus):
     found = losses_of(run_program(corpus.folder, "8", "1x1x1,8x1x1,1x8x1,2x2x2"))
     coordinator = f"127.0.0.1:{free_port()}"
     together = losses_of(*[run_program(corpus.folder, "4", "2x2x2", coordinator, str(i)) for i in range(2)])
-    assert {name.partition(" ")[0] for name in together} == {"slide", "recurrent", "feedback", "elementwise"}
+    assert {name.partition(" ")[0] for name in together} == {"recurrent", "feedback", "elementwise"}
     for place, each in (("one process", found), ("two processes", together)):
         for name, seen in each.items():
             alone = found[f"{name.partition(' ')[0]} on 1x1x1"]
