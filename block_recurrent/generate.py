@@ -78,6 +78,7 @@ def main(arguments: list[str]) -> None:
     run = open_run(options.workdir, options.trust or ()).at(options.step)
     run.need_text()
     prompts, samples = prompts_of(options), options.samples or 1
+    require_rows(run, options.beams or len(prompts) * samples)
     try:
         encoded = [run.vocabulary.encode(text.encode()) for text in prompts for _ in range(samples)]
         stops = [stop.encode() for stop in options.stop]
@@ -95,6 +96,16 @@ def main(arguments: list[str]) -> None:
     else:
         for header, text, found in zip(headers, shown, likeliest(run, options, encoded, stops), strict=True):
             print_first([header], [text], found)
+
+
+def require_rows(run: Any, rows: int) -> None:
+    """Refuses more texts at a time than there is memory for their states."""
+    import jax
+
+    from block_recurrent.device_memory import require_room
+
+    state = jax.eval_shape(lambda: run.model.initial_state(rows))
+    require_room("give fewer --samples, --beams or prompts", states_of_texts=state)
 
 
 def prompts_of(options: argparse.Namespace) -> list[str]:

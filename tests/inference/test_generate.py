@@ -94,3 +94,9 @@ def test_generate_stops_before_a_text(workdir, capsys, way):
 def test_flags_that_make_no_sense_are_refused(wrong, message):
     with pytest.raises(UserError, match=message):
         generate.main(["runs/any", *wrong])
+
+
+@pytest.mark.parametrize("flag", ["--samples", "--beams"])
+def test_more_texts_than_there_is_memory_for_are_refused(workdir, flag):
+    with pytest.raises(UserError, match=r"GiB of memory a device .*: give fewer --samples, --beams or prompts"):
+        generate.main([str(workdir), f"{flag}=1000000000", "--tokens=1"])
