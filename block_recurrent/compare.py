@@ -116,7 +116,7 @@ def contender(name: str, file: str, bindings: list[str], tokens: float | None) -
     from block_recurrent.comparison import Contender
     from block_recurrent.plan import configured_training
 
-    config.parse([file], bindings)
+    config.parse([file], bindings, takes_files=False)
     training = configured_training(vocabulary_size=1)  # its tokens are counted, nothing else
     per_step = training.tokens_per_step
     if tokens is None:
@@ -137,7 +137,7 @@ def cost(contender: "Contender", bindings: list[str], vocabulary_size: int) -> d
     from block_recurrent.training.overview import parameter_counts
     from block_recurrent.training.step import boxed_params
 
-    config.parse([contender.config], bindings)
+    config.parse([contender.config], bindings, takes_files=False)
     training = configured_training(vocabulary_size)
     work = count_work(training, "tpu")
     return {
@@ -155,7 +155,7 @@ def prepared_store(options: argparse.Namespace, environment: Mapping[str, str]):
     from block_recurrent.training.loop import store_of_run
 
     folder = options.store or f"data/{task(options.task).name}"
-    for run in sorted(options.output.glob(f"*/{RUN}")) if options.task else []:
+    for run in sorted(options.output.glob(f"*/{RUN}")):
         folder = store_of_run(run.parent, folder)
     if options.task and not options.table_only and not is_store(place_of(folder)):
         needs = task(options.task)
@@ -178,10 +178,10 @@ def planned(contender: "Contender", seed: int, bindings: list[str], store, outpu
     from block_recurrent.inference.run import read_about
     from block_recurrent.training.loop import train
 
-    config.parse([contender.config], bindings)
+    config.parse([contender.config], bindings, takes_files=False)
     names = [macro if macro in config.defined_names() else f"train.{macro.lower()}" for macro in ("STEPS", "STORE")]
     own = [f"{names[0]}={contender.steps}", f"{names[1]}={store.folder!r}", f"train.seed={seed}"]
-    config.parse([contender.config], [*bindings, *own])
+    config.parse([contender.config], [*bindings, *own], takes_files=False)
     config.fill_vocabulary(lambda _: store.vocabulary_size)
     workdir = output / f"{contender.name}-seed{seed}"
     if was_edited := config.edited(workdir):

@@ -25,10 +25,12 @@ from block_recurrent.config_bindings import (
     Inert,
     add_missing_layers,
     bound,
+    destinations,
     include_for_references,
     is_macro,
     is_macro_name,
     key_of,
+    keys_of,
     keys_within,
     names_in_modules,
     register,
@@ -40,8 +42,12 @@ from block_recurrent.config_hints import nearest, unknown_macro
 from block_recurrent.errors import UserError
 from block_recurrent.writing import write_text
 
+Reference = gin.config.ConfigurableReference
+
 CONFIG = "config.gin"
 OPERATIVE = "operative.gin"
+
+OF_EVALUATION = {"model", "rows", "segment"}  # arguments of training that what is trained depends on
 
 # A run may go on longer, be watched more closely or run on other devices without being another run.
 LENGTH = {"STEPS", "train.steps", "STOP_AFTER", "Plateau.stop_after"}
@@ -51,10 +57,11 @@ MAY_CHANGE |= {"train.checkpoint_every", "train.keep_checkpoints", "train.keep_e
 MAY_CHANGE |= {"train.mesh", "train.store", "make_mesh.data", "make_mesh.fsdp", "make_mesh.tensor"}
 
 
-def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> list[str]:
+def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "", takes_files: bool = True) -> list[str]:
     """Parses gin files and the text of a saved config, then NAME=VALUE bindings over them; a mistake is a UserError.
 
-    Returns a line about each further file that the bindings needed.
+    Returns a line about each further file that the bindings needed. Only where the command `takes_files` does a message
+    advise one.
     """
     gin.clear_config()
     gin.config._LOCATION_PREFIXES[:] = ["", str(ROOT)]
@@ -66,7 +73,7 @@ def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> lis
         explained(lambda file=file: gin.parse_config_file(file))
     explained(lambda: gin.parse_config(saved))
     bindings = list(bindings)
-    notes = bind(bindings)
+    notes = bind(bindings, takes_files)
     explained(add_missing_layers)
     use_mesh()
     require_macros()
@@ -76,7 +83,7 @@ def parse(files: Iterable[str], bindings: Iterable[str], saved: str = "") -> lis
     return notes
 
 
-def bind(bindings: list[str]) -> list[str]:
+def bind(bindings: list[str], takes_files: bool) -> list[str]:
     """Binds NAME=VALUE, over what the values need of further files; returns a line about each of those."""
     for binding in bindings:
         if not binding.partition("=")[2].strip():
@@ -92,7 +99,7 @@ def bind(bindings: list[str]) -> list[str]:
     for binding in later:
         if not is_known(binding):
             name = binding.partition("=")[0].strip()
-            raise UserError(f"no gin name {name}{unknown_macro(name, defined_names())}")
+            raise UserError(f"no gin name {name}{unknown_macro(name, defined_names(), takes_files)}")
         bind_one(binding)
     return [note for note in notes if note]
 
@@ -122,7 +129,7 @@ def use_mesh() -> None:
         explained(lambda: register(MESH))
         gin.parse_config(f"{TRAIN}.mesh = @{MESH}()")
     mesh = through_macros(training["mesh"])
-    if not isinstance(mesh, gin.config.ConfigurableReference) or mesh.config_key[1] != MESH:
+    if not isinstance(mesh, Reference) or mesh.config_key[1] != MESH:
         raise UserError(
             f"make_mesh.{sizes[0]} is given, but train.mesh is {mesh!r}: give --gin.train.mesh='@make_mesh()' too"
         )
@@ -149,13 +156,22 @@ def require_effect(binding: str) -> None:
         raise UserError(f"--gin.{name} has no effect: nothing in the config calls {function}")
 
 
+def require_effect_on_model(binding: str) -> None:
+    """Refuses to bind, over a saved config, what neither the model nor the shape of its batches depends on."""
+    name = binding.partition("=")[0].strip()
+    model = bound(("", TRAIN)).get("model")
+    within = set().union(*map(keys_within, keys_of(model))) if isinstance(model, Reference) else set()
+    if not any(key in within or argument in OF_EVALUATION for key, argument in destinations(name)):
+        raise UserError(f"--gin.{name} has no effect on a run that is trained: its model does not depend on it")
+
+
 def vocabulary_size() -> tuple[str, Any] | None:
     """The name that the size of the model's vocabulary has, and its value, None if the config gives none.
 
     None for a model that has no such argument.
     """
     model = through_macros(bound(("", TRAIN)).get("model"))
-    if not isinstance(model, gin.config.ConfigurableReference):
+    if not isinstance(model, Reference):
         return None
     scope, selector = model.config_key
     if "vocabulary_size" not in inspect.signature(gin.config._REGISTRY[selector].wrapped).parameters:
@@ -325,7 +341,9 @@ def load_config(workdir: epath.Path, also_trust: Iterable[str] = (), bindings: I
         if isinstance(statement, config_parser.ImportStatement) and not is_trusted(statement.module, trusted):
             package = statement.module.partition(".")[0]
             raise UserError(f"{file} imports {statement.module}: if you trust all of {package}, pass --trust={package}")
-    parse([], bindings, text)
+    parse([], bindings, text, takes_files=False)
+    for binding in bindings:
+        require_effect_on_model(binding)
     bound = [gin.config._REGISTRY[selector] for _, selector in gin.config._CONFIG]
     called = [reference.configurable for reference in gin.config.iterate_references(gin.config._CONFIG)]
     for configurable in (*bound, *called):

@@ -32,14 +32,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f": known are {', '.join(known)}" if 0 < len(known) <= 20 else ""
 
 
-def unknown_macro(name: str, known: Iterable[str]) -> str:
+def unknown_macro(name: str, known: Iterable[str], takes_files: bool) -> str:
     """A hint at what sets what a name that is not in the config seems to mean, or at a name like it."""
     if parameter := parameter_called(name.lower(), known):
         return f": --gin.{parameter}=VALUE sets it"
     if files := [file for file in sorted((ROOT / BASE).glob("*.gin")) if defines(file.read_text(), name)]:
-        return where_defined(name, [file.stem for file in files])
+        return where_defined(name, [file.stem for file in files], takes_files)
     macros = [each for each in known if "." not in each]
-    return nearest(name, macros) or "; block_recurrent.train with this --gin_file and --names lists what there is"
+    listed = "; block_recurrent.train with this --gin_file and --names lists what there is" if takes_files else ""
+    return nearest(name, macros) or listed
 
 
 def parameter_called(argument: str, known: Iterable[str]) -> str | None:
@@ -60,15 +61,15 @@ def defines(text: str, name: str) -> bool:
     return re.search(rf"^{re.escape(name)} *=", text, re.MULTILINE) is not None
 
 
-def where_defined(name: str, stems: list[str]) -> str:
+def where_defined(name: str, stems: list[str], takes_files: bool) -> str:
     """Says which files of configs/base define a name, and what brings it into a config."""
-    for stem in (stem for stem in LAYER_FILES if stem in stems):
+    for stem in (stem for stem in LAYER_FILES if stem in stems and takes_files):
         if layers := layers_with(name, stem):
             return f": it is of layers of {BASE}/{stem}.gin; give a --gin.PATTERN that names {' or '.join(layers)}"
     files = [f"{BASE}/{stem}.gin" for stem in stems]
     if len(files) > 1:
         return f": {', '.join(files)} define it, and the config includes none of them"
-    if sets := what_it_adds(files[0]):
+    if takes_files and (sets := what_it_adds(files[0])):
         return f": {files[0]} defines it; add --gin_file={files[0]}, which sets {', '.join(sets)}"
     return f": {files[0]} defines it, which the config does not include"
 

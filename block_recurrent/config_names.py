@@ -8,8 +8,22 @@ from typing import NamedTuple
 
 import gin
 
-from block_recurrent.config_bindings import BASE, LAYER_FILES, ROOT, destinations, is_macro_name, kinds_expected
+from block_recurrent.config_bindings import (
+    BASE,
+    LAYER_FILES,
+    MACRO,
+    MESH,
+    ROOT,
+    TRAIN,
+    destinations,
+    is_macro_name,
+    keys_within,
+    kinds_expected,
+    register,
+)
 
+# Arguments that no config gives: those of flags, and what flax or a mesh has besides.
+NOT_BOUND = {"skip_damaged", "profile_steps", "patience", "warm_start", "devices", "name", "parent"}
 WIDE, WIDEST = 24, 60  # of the column of values: shorter ones are filled up, longer ones cut
 
 
@@ -22,10 +36,31 @@ class Name(NamedTuple):
 
 
 def changeable(files: Iterable[str]) -> list[Name]:
-    """The macros and the parameters that the parsed config binds, which these files define."""
+    """The macros and the parameters that the parsed config binds, which these files define; then those that it may.
+
+    The latter are all other arguments of what a run of this config calls, with their defaults.
+    """
     comments = dict(comments_in([*(f"{BASE}/{stem}.gin" for stem in LAYER_FILES), *files]))
     values = dict(re.findall(r"^([\w./]+) = (.*)", gin.config_str(max_line_length=1 << 20), re.MULTILINE))
+    given = set(map(short, values))
+    values |= {name: value for name, value in defaults() if short(name) not in given}
     return [Name(short(name), value, about(name, values, comments)) for name, value in values.items()]
+
+
+def defaults() -> Iterator[tuple[str, str]]:
+    """The arguments with a default value that can be bound, of training, of its mesh and of what the config calls."""
+    called = {selector for _, selector in keys_within(("", TRAIN))} - {MACRO}
+    for selector in (TRAIN, MESH, *sorted(called - {TRAIN, MESH})):
+        with gin.unlock_config():
+            register(selector)
+        for parameter in inspect.signature(gin.config._REGISTRY.get_match(selector).wrapped).parameters.values():
+            if parameter.name not in NOT_BOUND and is_a_value(parameter.default):
+                yield f"{selector}.{parameter.name}", repr(parameter.default)
+
+
+def is_a_value(default: object) -> bool:
+    """Whether gin has a way to write it."""
+    return default is None or isinstance(default, bool | int | float | str | tuple)
 
 
 def show(names: Iterable[Name]) -> Iterator[str]:

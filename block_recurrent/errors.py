@@ -1,6 +1,7 @@
 """Mistakes a person can mend: one line that says what is wrong, where, and what to do."""
 
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -66,7 +67,13 @@ def missing_package(error: BaseException) -> str | None:
 
 
 def known_trouble(error: BaseException) -> str | None:
-    """What a storage error means to the person at the terminal; None for what must be a mistake in the code."""
+    """What an error of storage or memory means to a person; None for what must be a mistake in the code."""
+    if type(error).__name__ == "JaxRuntimeError" and (short := re.search(r"RESOURCE_EXHAUSTED: (.*)", str(error))):
+        return (
+            f"the device has not enough memory ({short[1].rstrip('. ')}): take fewer rows, a smaller segment or model"
+        )
+    if isinstance(error, MemoryError):
+        return f"this machine has not enough memory ({first_line(error).rstrip('. ')}): take something smaller"
     reason = error
     while reason is not None:  # libraries, gin among them, raise errors of their own over the one that tells
         if getattr(reason, "errno", None) == errno.EFBIG:

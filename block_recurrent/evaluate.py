@@ -50,7 +50,7 @@ def parser() -> Parser:
         "--statistics",
         type=WHOLE_1,
         metavar="TOKENS",
-        help="training tokens that the root mean squares are of, at most (default: 10,000,000)",
+        help="training tokens that the root mean squares are of, at most (default: all, as long as an epoch)",
     )
     made.add_argument("--trust", action="append", default=[], help="a package that the run's config may import")
     return made

@@ -114,9 +114,10 @@ def configured_training(vocabulary_size: int | None = None):
     if missing:
         raise UserError(f"the config gives no value for {', '.join(f'train.{name}' for name in missing)}")
     config.fill_vocabulary(lambda store: vocabulary_size or size_of_vocabulary(store))
-    names = given & {"model", "optimizer", "steps", "rows", "segment", "accumulate", "health"}
-    settings = {"accumulate": 1, "health": False, **config.bindings_of(train, *names)}
+    settings = config.bindings_of(train, *given - {"mesh"})
     check_arguments(settings)
+    names = given & {"model", "optimizer", "steps", "rows", "segment", "accumulate", "health"}
+    settings = {"accumulate": 1, "health": False, **{name: settings[name] for name in names}}
     mesh = {}
     if "mesh" in given and (sizes := config.names_given_to(make_mesh) & {"data", "fsdp", "tensor"}):
         mesh = config.bindings_of(make_mesh, *sizes)

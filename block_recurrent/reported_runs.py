@@ -101,7 +101,8 @@ def read_run(workdir: epath.Path) -> ReportedRun:
     rows = [{name: value for name, value in row.items() if is_number(value)} for row in found]
     rows = [row for row in rows if "step" in row]
     if not rows:
-        raise UserError(f"{workdir} has no {METRICS} with a row in it: give the --workdir of a training run")
+        what = f"{METRICS} without a row" if (workdir / METRICS).exists() else f"no {METRICS}"
+        raise UserError(f"{workdir} has {what}: give the folder of a training run")
     about = read_about(workdir)
     kind = LABELS if any("validation_accuracy" in row for row in rows) else kind_of(about)
     of_words = about["vocabulary"]["kind"] == "words"

@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> None:
     import jax
 
     from block_recurrent import config
+    from block_recurrent.data.files import require_contained
     from block_recurrent.data.store import open_store
     from block_recurrent.inference.run import run_folder, save_run
     from block_recurrent.training import processes
@@ -65,6 +66,8 @@ def main(arguments: list[str]) -> None:
     processes.join(options.coordinator, options.processes, options.process, options.patience)
     with processes.before_agreeing("start"):
         notes, workdir = config.parse(options.gin_file, bindings), run_folder(options.workdir)
+        if workdir.exists():
+            require_contained(workdir)
         config.fill_vocabulary(lambda store: open_store(store_of_run(workdir, store)).vocabulary_size)
         warm_start = warm_start_of(options, workdir)
         if processes.client() is not None:

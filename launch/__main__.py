@@ -169,7 +169,7 @@ def command_watch(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespac
     require(job, "slice", "zone", "project", "workdir")
     require_run(job)
     if cloud.dry:
-        rehearse_watch(cloud, job)
+        rehearse_watch(cloud, job, options)
         return 0
     limits = ("max_hours", "max_cost", "prices", "per_hour")
     jobs.change(job.name, **{name: getattr(job, name) for name in limits})
@@ -179,18 +179,33 @@ def command_watch(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespac
     return code
 
 
-def rehearse_watch(cloud: Cloud, job: Job) -> None:
+def rehearse_watch(cloud: Cloud, job: Job, options: argparse.Namespace) -> None:
     """Prints what a watch would do; which of it depends on the run, so that nothing is remembered."""
     if not job.created:
         job = replace(job, created=[job.next_resource], attempts=job.attempts + 1)
+
+    def delete() -> None:
+        for name in job.created:
+            cloud.delete(job, name)
+
     print("# every look:")
     require_active(cloud, job)
     cloud.ssh(job, worker(job, "status", job.name, job.workdir))
     print("# when the slice was taken away:")
-    for name in job.created:
-        cloud.delete(job, name)
+    delete()
     cloud.create(job)
     cloud.ssh(replace(job, created=[job.next_resource]), start_command(job, "restart"))
+    print(f"# when the run has not moved for {options.stall:g} minutes:")
+    tails(cloud, job)
+    cloud.ssh(job, worker(job, "kill", job.name))
+    cloud.ssh(job, start_command(job, "restart"))
+    if job.max_hours or job.max_cost:
+        print("# at its limit:")
+        cloud.ssh(job, worker(job, "stop", job.name))
+        delete()
+    if options.down:
+        print("# when the run is done:")
+        delete()
 
 
 def command_logs(jobs: Jobs, cloud: Cloud, job: Job, options: argparse.Namespace) -> None:

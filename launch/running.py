@@ -175,7 +175,7 @@ def stop(jobs: Jobs, cloud: Cloud, job: Job) -> None:
 
 
 def require_active(cloud: Cloud, job: Job) -> None:
-    if not job.created and not cloud.dry:
+    if not job.created and not (cloud.dry and not job.attempts):  # a rehearsal may begin with any command
         raise UserError(f"job {job.name} has no slice yet: python -m launch up {job.name}")
     state = cloud.describe(job, job.resource).state
     if state != ACTIVE:

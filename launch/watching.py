@@ -147,7 +147,7 @@ class Watch:
         say(f"{self.name} has not moved for {progress.age // 60} minutes ({progress}); it ends with:")
         print(tails(self.cloud, job))
         self.cloud.ssh(job, worker(job, "kill", job.name))
-        return self.failed(job, workers, DIED, "stalled and was killed")
+        return self.failed(job, workers, DIED, "stalled and was killed", shown=True)
 
     def ended(self, job: Job, workers: list[Worker], state: str, code: int) -> int | None:
         now = time.monotonic()
@@ -170,14 +170,15 @@ class Watch:
             return None  # the next turn sees to it
         return self.failed(job, workers, code, f"failed with code {code}")
 
-    def failed(self, job: Job, workers: list[Worker], code: int, why: str) -> int | None:
+    def failed(self, job: Job, workers: list[Worker], code: int, why: str, shown: bool = False) -> int | None:
         """Tries a run again, or gives it up with its exit code."""
         step = highest_step(self.cloud, job, workers)
         given_up = self.failed_again(step)
         say(f"{self.name} {why} at step {step}: {self.failures} of {TRIES} tries without progress")
         if not given_up:
             return self.begin(job)
-        print(tails(self.cloud, job))
+        if not shown:
+            print(tails(self.cloud, job))
         say(f"given up; {self.leave(job)}")
         return code
 

@@ -16,6 +16,7 @@ from block_recurrent.layers.dropout import dropout_key, row_dropout
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates
 from block_recurrent.layers.recurrence import linear, recur
+from block_recurrent.ranges import WHOLE_1
 
 sigmoid = jax.nn.sigmoid
 
@@ -108,6 +109,7 @@ def qrnn_layers(
 
     With dense connections the last layer's output alone is the result, as in the paper's sentiment model.
     """
+    WHOLE_1.check("qrnn_layers.layers", layers)
     made = []
     for index in range(layers):
         own = {"window": first_window} if index == 0 and first_window else {}

@@ -18,6 +18,7 @@ from block_recurrent.layers.convolution import windows
 from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, normal, uniform
+from block_recurrent.ranges import WHOLE_1
 
 
 class TCNLayer(nn.Module):
@@ -78,6 +79,7 @@ def tcn_layers(
     dim: int, width: int, layers: int, kernel_size: int, last_width: int | None = None, **settings
 ) -> tuple[TCNLayer, ...]:
     """The layers of a TCN, the first of `dim` inputs, the last of `last_width` if given; dilations are 1, 2, 4 ..."""
+    WHOLE_1.check("tcn_layers.layers", layers)
     widths = [dim, *[width] * (layers - 1), last_width or width]
     return tuple(
         TCNLayer(before, after, kernel_size, 2**level, **settings)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from block_recurrent.errors import MISTAKE, missing_package, run_command
@@ -45,3 +46,14 @@ def test_jax_alone_may_be_missing(monkeypatch, capsys):
 def test_a_package_of_somebody_else_is_no_business_of_ours():
     assert missing_package(ImportError("no module", name="mine")) is None
     assert missing_package(ValueError("no module")) is None
+
+
+def test_a_device_without_memory_is_one_line(capsys):
+    def main(arguments):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 3992005248 bytes.\nmore")
+
+    with pytest.raises(SystemExit) as end:
+        run_command(main, [])
+    told = capsys.readouterr().err
+    assert end.value.code == MISTAKE and told.count("\n") == 1
+    assert told.startswith("error: the device has not enough memory (Out of memory allocating 3992005248 bytes): take")

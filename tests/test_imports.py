@@ -27,7 +27,7 @@ ALLOWED = {
         "block_recurrent.writing",
     },
     "block_recurrent.layers": {"block_recurrent.errors", "block_recurrent.ranges"},
-    "models": {"block_recurrent.layers", "block_recurrent.errors"},
+    "models": {"block_recurrent.layers", "block_recurrent.errors", "block_recurrent.ranges"},
     "block_recurrent.checkpoints": {"block_recurrent.errors"},
     "block_recurrent.config": {
         "block_recurrent.config_bindings",
@@ -43,6 +43,7 @@ ALLOWED = {
         "block_recurrent.checkpoints",
         "block_recurrent.config",
         "block_recurrent.data",
+        "block_recurrent.device_memory",
         "block_recurrent.errors",
         "block_recurrent.layers",
         "block_recurrent.plots",

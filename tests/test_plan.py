@@ -126,7 +126,6 @@ def test_what_does_not_divide_is_told_with_the_rule_at_fault(planned):
     found = planned(*TINY, "--slice=v5e-4", *bindings, "--fast")["plans"][0]
     assert found["bytes_per_device"] is None and found["estimate"] is None
     for parameter, fault in {
-        "['embedding'] (259, 16)": "259 does not divide over tensor = 4 (rule vocab -> tensor)",
         "(2, 16, 30)": "30 does not divide over tensor = 4 (rule mlp -> tensor)",
         "['layers_0']['relative_bias'] (2, 2, 32)": "2 does not divide over tensor = 4 (rule heads -> tensor)",
     }.items():

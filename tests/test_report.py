@@ -222,7 +222,7 @@ def test_mistakes_are_told(workdir, comparison, copied):
     with pytest.raises(UserError, match=r"test-4.json is not what `evaluate` writes .*: remove it and evaluate again"):
         report.main([str(copied)])
     (copied / "metrics.jsonl").write_text('7\n"text"\n{"loss": 3}\n')
-    with pytest.raises(UserError, match=r"has no metrics.jsonl with a row in it"):
+    with pytest.raises(UserError, match=r"has metrics.jsonl without a row: give the folder of a training run"):
         report.main([str(copied)])
 
 

@@ -76,7 +76,11 @@ def arranged(store: Store) -> Iterator[str]:
             yield f"{split} by {'its name' if count == 1 else 'their names'}: {listed(entry['examples'], count)}"
         if found["by"] == "hash":
             others = "the other documents" if found["files"] else "documents"
-            yield f"{others}: into splits by a hash of their names"
+            by_hash = [split for split in SPLITS[1:] if split not in found["files"] and store.has(split)]
+            yield f"{others}: {'into splits by a hash of their names' if by_hash else 'train'}"
+            for split in by_hash:
+                names = store.document_names(split)
+                yield f"{split}: {listed(names[:SHOWN], len(names))}"
     for where, entry in store.manifest.get("identical", {}).items():
         split, _, other = where.partition(" in ")
         pairs, are = listed(entry["examples"][:SHOWN], entry["count"]), "is" if entry["count"] == 1 else "are"
@@ -98,8 +102,8 @@ def warnings(store: Store) -> Iterator[str]:
         return
     if entry := store.manifest["arranged"].get("passed_over"):
         yield (
-            "folders called train, valid or test say a split at the top, or where every file is in one; here they do "
-            f"not: {listed(entry['examples'], entry['count'])}"
+            "folders called train, valid or test say a split at the top, or where every file is in one, and test_data "
+            f"does beside a train_data; here they do not: {listed(entry['examples'], entry['count'])}"
         )
     train = store.manifest["splits"]["train"]["tokens"]
     for name in SPLITS[1:]:

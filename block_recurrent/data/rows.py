@@ -230,18 +230,9 @@ class RowStream:
                 if place is not None:
                     fill = self._fill_classified if self.labelled else self._fill
                     fill(batch, place, span)
-        self._check_ids(batch)
-        return batch, after
-
-    def _check_ids(self, batch: dict[str, np.ndarray]) -> None:
-        """Refuses ids that the vocabulary does not have: embedded, they would be NaN."""
-        size = self.parts[0].split.ids
         for tokens in [batch["inputs"], *([] if self.labelled else [batch["targets"]])]:
-            if size is not None and tokens.size and (largest := tokens.max()) >= size:
-                raise UserError(
-                    f"the data has the token id {largest}, and its vocabulary {size:,}: the store is damaged; "
-                    "prepare it again with --overwrite"
-                )
+            check_ids(tokens, self.parts[0].split.ids)
+        return batch, after
 
     def _fill(self, batch: dict[str, np.ndarray], place: int, span: Span) -> None:
         """Reads what a span says into a row of the batch."""
@@ -305,3 +296,12 @@ class RowStream:
             while (batch_and_cursor := coming.popleft().result()) is not None:
                 coming.append(reader.submit(read_next))
                 yield batch_and_cursor
+
+
+def check_ids(tokens: np.ndarray, size: int | None) -> None:
+    """Refuses ids that a vocabulary of this size does not have: embedded, they would be NaN."""
+    if size is not None and tokens.size and (largest := tokens.max()) >= size:
+        raise UserError(
+            f"the data has the token id {largest}, and its vocabulary {size:,}: the store is damaged; "
+            "prepare it again with --overwrite"
+        )

@@ -108,7 +108,7 @@ def listed(input: str) -> tuple[str, list[files.File], list[tuple[str, str]]]:
     else:
         found, links = files.listing(place, links=True), files.links(place)
     if not found:
-        raise UserError(f"no files in {input}: give a folder, a file or a quoted glob of text files")
+        raise UserError(f"no texts in {input}: give a folder, a file or a quoted glob of files that are not empty")
     return place, found, [("symbolic link", name) for name in links if not files.is_file(files.join(place, name))]
 
 

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from block_recurrent.data import files
 from block_recurrent.data.documents import EXAMPLES, SPLITS, Document, Dropped, Unit
-from block_recurrent.data.named_splits import UNNAMED, no_text, split_of_folders, splits_by_name
+from block_recurrent.data.named_splits import UNNAMED, no_text, split_of_words, splits_by_name
 from block_recurrent.data.sources import flaw, leaving_out, listed, units_of
 from block_recurrent.errors import UserError
 
@@ -58,7 +58,7 @@ class TextFiles:
         if all(unit.split for unit in units):
             return {"by": "names", "files": {split: counted(each) for split, each in names.items()}}
         open_ = (files.relative(place, self.input) for unit in units if not unit.split for place in unit.places)
-        passed_over = [name for name in open_ if split_of_folders(name)]
+        passed_over = [name for name in open_ if any(map(split_of_words, name.split("/")[:-1]))]
         found = {split: counted(each) for split, each in names.items()}
         return {"by": "hash", "files": found, **({"passed_over": counted(passed_over)} if passed_over else {})}
 
@@ -163,8 +163,8 @@ def counted(names: list[str]) -> dict[str, Any]:
 
 
 def unescaped(text: str) -> str:
-    r"""A mark as it is typed, in which \n and \t are a newline and a tab."""
-    return text.replace(r"\n", "\n").replace(r"\t", "\t")
+    r"""A mark as it is typed, in which \n, \r and \t are the ends of a line and a tab."""
+    return text.replace(r"\n", "\n").replace(r"\r", "\r").replace(r"\t", "\t")
 
 
 def line_near(content: bytes, share: int) -> int:

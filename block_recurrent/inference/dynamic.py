@@ -30,18 +30,19 @@ class Learning:
     """How fast a model learns while it is evaluated, and how fast it comes back to what it was.
 
     `rate` and `decay` are for every five tokens; a longer segment, which is one update, has as much as its fives would.
-    The root mean squares are of at most `statistics` training tokens.
+    The root mean squares are of all training tokens, or of at most `statistics` of them.
     """
 
     rate: float = 5e-5
     decay: float = 2e-3
     epsilon: float = 2e-5
-    statistics: int = 10_000_000
+    statistics: int | None = None
 
     def __post_init__(self):
         ranges = {"rate": RATE, "decay": DROPOUT, "epsilon": POSITIVE, "statistics": WHOLE_1}
         for name, allowed in ranges.items():
-            allowed.check(name, getattr(self, name))
+            if name != "statistics" or self.statistics is not None:
+                allowed.check(name, getattr(self, name))
 
     def of_segment(self, segment: int) -> tuple[float, float]:
         """Rate and decay of one update after so many tokens."""
@@ -51,7 +52,7 @@ class Learning:
     def reach(self, train: Split | Mixture) -> tuple[int, int]:
         """How many tokens the root mean squares are of, and how many the training split predicts."""
         total = sum(int(np.maximum(part.lengths - 1, 0).sum()) for part, _ in train.parts)
-        return min(total, self.statistics), total
+        return min(total, self.statistics or total), total
 
 
 class DynamicEvaluator(Evaluator):
@@ -102,7 +103,7 @@ class DynamicEvaluator(Evaluator):
         """The root mean square of every parameter's gradient over training batches, documents in random order."""
         rows = max(STATISTICS_BATCH // self.segment, 1)
         stream = RowStream(self.train, rows, self.segment, self.segment, epochs=1)
-        total = min(stream.predictions, self.learning.statistics)
+        total = min(stream.predictions, self.learning.statistics or stream.predictions)
         squares, memory = jax.tree.map(jnp.zeros_like, params), self.model.initial_state(rows)
         batches = tokens = 0
         for batch in stream:

@@ -167,7 +167,7 @@ class Generator:
     def _calls(self, prompts, lengths, tokens, seed, state) -> Iterator[tuple[jax.Array, np.ndarray]]:
         """What each program draws [steps b], and how many new tokens a row had before each; below 0 in its prompt."""
         rows, longest = len(prompts), int(lengths.max())
-        given = np.full((longest + tokens + STEPS, rows), -1, np.int32)  # -1: what the step before has drawn
+        given = np.full((longest + STEPS, rows), -1, np.int32)  # -1: what the step before has drawn
         seen = np.zeros((rows, self.model.vocabulary_size), bool)
         for row, prompt in enumerate(prompts):
             given[: len(prompt), row] = prompt
@@ -180,5 +180,6 @@ class Generator:
         for at in range(whole, longest + tokens - 1, STEPS):
             here = np.arange(at, at + STEPS)[:, None]
             numbers, start = here + 1 - lengths, np.broadcast_to(starts & (here == 0), (STEPS, rows))
-            carry, drawn = self._steps(self._reader.params, key, carry, (given[at : at + STEPS], numbers, start))
+            columns = given[min(at, longest) :][:STEPS]
+            carry, drawn = self._steps(self._reader.params, key, carry, (columns, numbers, start))
             yield drawn, numbers

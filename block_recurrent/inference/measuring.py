@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from block_recurrent.data.rows import RowStream
+from block_recurrent.data.rows import RowStream, check_ids
 from block_recurrent.data.store import Mixture, Split
 from block_recurrent.data.vocabulary import Vocabulary
 from block_recurrent.errors import UserError
@@ -191,7 +191,9 @@ class Texts:
     def tokens(self, number: int) -> np.ndarray:
         part = int(np.searchsorted(self.first, number, side="right")) - 1
         documents, at = self.parts[part], number - self.first[part]
-        return documents.read[int(documents.begin[at]) : int(documents.end[at]) + 1]
+        tokens = documents.read[int(documents.begin[at]) : int(documents.end[at]) + 1]
+        check_ids(tokens, documents.split.ids)
+        return tokens
 
 
 def kinds_of_words(texts: Texts) -> Callable[[np.ndarray], np.ndarray]:

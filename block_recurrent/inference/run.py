@@ -27,6 +27,7 @@ from block_recurrent.data.vocabulary import (
     WordVocabulary,
     saved_vocabulary,
 )
+from block_recurrent.device_memory import require_room
 from block_recurrent.errors import UserError
 from block_recurrent.inference.beams import BeamSearch
 from block_recurrent.inference.dynamic import DynamicEvaluator, Learning
@@ -329,6 +330,7 @@ class Run:
             # Few documents in few rows, in longer segments: as many tokens at once, and by the law of chunks the same.
             documents = sum(len(part.lengths) for part, _ in data.parts)
             rows = rows or max(min(self.settings["rows"], documents), 1)
+            require_room("give fewer --rows", states_of_rows=jax.eval_shape(lambda: self.model.initial_state(rows)))
             segment = self.settings["segment"] * max(self.settings["rows"] // rows, 1)
             evaluator = Evaluator(self.model, rows, segment, uncut=True, reset_every=reset_every)
         if self.tells_labels:

@@ -4,6 +4,8 @@ From Grave et al. 2017 and Baevski and Auli 2019, as in the code of Transformer-
 frequency, and the softmax over the first cluster holds one more entry for each of the others.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -13,6 +15,7 @@ from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.heads import Head, cross_entropy, look_up, scores
 from block_recurrent.layers.parameters import kernel, offset
+from block_recurrent.ranges import WHOLE_1
 
 
 class Adaptive(Head):
@@ -26,6 +29,11 @@ class Adaptive(Head):
     div_value: int = 4
     tie_projections: bool = True
     dropout: float = 0.0
+
+    def __post_init__(self):
+        if not isinstance(self.cutoffs, Sequence) or not all(map(WHOLE_1.holds, self.cutoffs)):
+            raise UserError(f"Adaptive.cutoffs is {self.cutoffs!r}: give whole numbers, such as (20000, 60000)")
+        super().__post_init__()
 
     def tables(self, model: nn.Module) -> tuple[tuple[jax.Array, jax.Array], ...]:
         """Vectors [v_i e_i] and projection [e_i d] of each cluster."""

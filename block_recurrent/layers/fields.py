@@ -1,6 +1,7 @@
 """Checks of the fields of modules, when a model is built and before anything is computed from them."""
 
 import dataclasses
+import inspect
 import types
 from typing import Any, get_args
 
@@ -25,6 +26,13 @@ def check_layer(layer: nn.Module) -> None:
                 f"{type(layer).__name__} has no {name}: a layer of a stack has `block`, `initial_state(batch)` and "
                 "`__call__(x, state, start)`, which returns (y, next state)"
             )
+    WHOLE_1.check(f"{type(layer).__name__}.block", layer.block)
+    try:
+        inspect.signature(layer.initial_state).bind(1)
+    except TypeError as error:
+        raise UserError(
+            f"{type(layer).__name__}.initial_state takes no batch ({error}): it is initial_state(batch)"
+        ) from error
     check_fields(layer)
 
 

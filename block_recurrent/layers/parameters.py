@@ -12,6 +12,7 @@ from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import dropout_key, keep_mask
 from block_recurrent.layers.norms import l2_normalise
 from block_recurrent.layers.relative_bias import BUCKETS
+from block_recurrent.ranges import RATE, WHOLE_1
 
 kernel_init = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
@@ -23,16 +24,19 @@ def xavier_gates(share: float = 1.0) -> Initializer:
 
 def uniform(limit: float) -> Initializer:
     """Uniform between -limit and limit."""
+    RATE.check("uniform.limit", limit)
     return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -limit, limit)
 
 
 def uniform_by_dim(dim: int) -> Initializer:
     """Uniform between -sqrt(3 / dim) and sqrt(3 / dim), of variance 1 / dim, whatever the shape."""
+    WHOLE_1.check("uniform_by_dim.dim", dim)
     return lambda key, shape, dtype=jnp.float32: uniform(math.sqrt(3.0 / dim))(key, shape, dtype)
 
 
 def normal(deviation: float) -> Initializer:
     """Normal around zero."""
+    RATE.check("normal.deviation", deviation)
     return nn.initializers.normal(deviation)
 
 

@@ -153,6 +153,10 @@ def keep(file: Path, report: dict) -> None:
 def advice(training: Training, shapes: dict) -> list[str]:
     """What to change where a step does not fit, the cheapest change first."""
     mesh, found = shapes["mesh"], []
+    if shapes["problems"]:  # parameters and optimizer alone: nothing that is computed from them matters
+        if mesh["data"] > 1:
+            found.append("split parameters and optimizer over more devices: more of the mesh on fsdp, less on data")
+        return [*found, "a larger slice, or a smaller model"]
     if not getattr(getattr(training.model, "stack", None), "remat", True):
         found.append("recompute activations in the backward pass: --gin.REMAT=True")
     if shapes["rows_per_device"] // training.accumulate > 1:

@@ -325,7 +325,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         if name in RANGES:
             RANGES[name].check(f"train.{name}", value)
         elif name in KINDS and not isinstance(value, KINDS[name][0]):
-            raise UserError(f"train.{name} is {value!r}: give {KINDS[name][1]}")
+            what = "not called (@NAME without parentheses)" if callable(value) else repr(value)
+            raise UserError(f"train.{name} is {what}: give {KINDS[name][1]}")
 
 
 def check_vocabulary(model: nn.Module, store: Store) -> None:

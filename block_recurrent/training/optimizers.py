@@ -55,7 +55,8 @@ def check_argument(name: str, allowed: Range | None, value: Any) -> None:
         allowed.check(name, value)
     elif name.endswith(".learning_rate"):
         if not callable(value):
-            raise UserError(f"{name} is {value!r}: give a schedule, such as @optimizers.constant() with constant.rate")
+            schedule = f"--gin.{name}='@optimizers.constant()' --gin.optimizers.constant.rate=RATE"
+            raise UserError(f"{name} is {value!r}: give a schedule, such as {schedule}")
     elif not isinstance(value, bool):
         raise UserError(f"{name} is {value!r}: give True or False")
 

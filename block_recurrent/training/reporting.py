@@ -63,7 +63,9 @@ class Reporter:
         active: bool = True,
     ):
         self.active, self.steps, self.unit, self.losses = active, steps, unit, losses
-        self.progress, self.step, self.bar, self.pace = progress, resumed_at, None, ()
+        self.progress, self.step, self.bar, self.pace = progress, resumed_at, None, None
+        self.begun = self.entered = time.perf_counter()  # the run, and its present state
+        self.evaluating = 0.0  # seconds of evaluations that are over
         if not active:
             return
         self.metrics_file = workdir / METRICS
@@ -117,9 +119,8 @@ class Reporter:
 
     def advance(self, step: int, loss: float, pace: "Pace") -> None:
         """Shows a step that is finished."""
-        self.step = step
+        self.step, self.loss, self.pace = step, loss, pace
         if self.bar is not None:
-            self.pace = (f"loss {self.unit.of(loss)}", *pace.pieces(self.unit.positions))
             self.bar.advance(step)
         if self.progress.state != "training":
             self.state("training")
@@ -129,7 +130,8 @@ class Reporter:
 
     def state(self, name: str) -> None:
         """Shows what the run does from here on: starting, compiling, training, evaluating, saving or done."""
-        self.batches = 0
+        now = time.perf_counter()
+        self.evaluating, self.entered, self.batches = self._seconds_in_evaluation(now), now, 0
         self.progress.tell(name, self.step)
         self._show(f"saving step {self.step:,}" if name == "saving" else name, now=True)
 
@@ -149,8 +151,15 @@ class Reporter:
 
     def _show(self, state: str, now: bool = False) -> None:
         if self.bar is not None:
-            loss, *others = self.pace or ("",)
-            self.bar.show(state, [piece for piece in (loss, self._held_out(), *others) if piece], now)
+            loss = "" if self.pace is None else f"loss {self.unit.of(self.loss)}"
+            pace = () if self.pace is None else self.pace.pieces(self.unit.positions)
+            now = time.perf_counter()
+            spent = self._seconds_in_evaluation(now)
+            spent = f"{spent / (now - self.begun):.0%} of time in evaluation" if spent else ""
+            self.bar.show(state, [piece for piece in (loss, self._held_out(), *pace, spent) if piece], now)
+
+    def _seconds_in_evaluation(self, now: float) -> float:
+        return self.evaluating + (now - self.entered if self.progress.state == "evaluating" else 0.0)
 
     def _held_out(self) -> str:
         """The last and the best held-out loss, in the unit of the training loss."""
@@ -175,7 +184,6 @@ class Pace:
     learning_rate: float
     tokens_per_second: float | None  # while it trains; None before there is a step to time
     utilisation: float | None  # None where the device's peak is not known
-    evaluation_share: float  # of all the time since the run was started
 
     def pieces(self, positions: str) -> Iterator[str]:
         """The figures that are known, one by one."""
@@ -184,8 +192,6 @@ class Pace:
             if self.utilisation is not None:
                 yield f"{self.utilisation:.1%} MFU"
         yield f"learning rate {self.learning_rate:.3g}"
-        if self.evaluation_share:
-            yield f"{self.evaluation_share:.0%} of time in evaluation"
 
 
 STATES = {"checkpoint": "saving", "evaluation": "evaluating"}  # of what time is spent on
@@ -209,7 +215,7 @@ class LateMetrics:
         self.report, self.log_every, self.tokens_per_step, self.at_peak = report, log_every, tokens_per_step, at_peak
         self.waiting = None
         self.nats, self.tokens = nats, tokens  # since the last row of metrics
-        self.begun, self.evaluating, self.compiled = time.perf_counter(), 0.0, False
+        self.compiled = False
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -223,9 +229,7 @@ class LateMetrics:
         began = time.perf_counter()
         with self.report.during(STATES[on]) if on in STATES else contextlib.nullcontext():
             yield
-        seconds = time.perf_counter() - began
-        self.spent[on] += seconds
-        self.evaluating += seconds if on == "evaluation" else 0.0
+        self.spent[on] += time.perf_counter() - began
 
     def push(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Takes a step's metrics, which may not be there yet, and reports those of the step before."""
@@ -240,7 +244,9 @@ class LateMetrics:
         self.waiting = None
         watched = ("loss", "gradient_norm", "update_norm")
         if not all(math.isfinite(metrics[name]) for name in watched):
-            values = ", ".join(f"{name} {metrics[name]:.4g}" for name in watched)
+            values = ", ".join(
+                (f"loss {self.report.unit.of(metrics['loss'])}", *(f"{n} {metrics[n]:.4g}" for n in watched[1:]))
+            )
             raise UserError(
                 f"step {step} has diverged ({values}), on ids in range and from finite parameters: the run stops, "
                 "and nothing of this step was saved. "
@@ -258,11 +264,10 @@ class LateMetrics:
             self._row(step, metrics, seconds, training)
 
     def _pace(self, learning_rate: float, training: float) -> Pace:
-        now, (steps, compiling) = time.perf_counter(), self.compiling
+        steps, compiling = self.compiling
         timed = self.timed_steps - steps
         speed = timed * self.tokens_per_step / max(training - compiling, 1e-9) if timed else None
-        share = self.evaluating / max(now - self.begun, 1e-9)
-        return Pace(learning_rate, speed, speed and self.at_peak and speed * self.at_peak, share)
+        return Pace(learning_rate, speed, speed and self.at_peak and speed * self.at_peak)
 
     def _row(self, step: int, metrics: dict[str, float], seconds: float, training: float) -> None:
         """Reports all steps since the last row: their mean loss, their speed without evaluations, their waits."""
@@ -295,8 +300,11 @@ def append(file: epath.Path, text: str) -> None:
 
 
 def drop_after(file: epath.Path, step: int, evaluated: int) -> None:
-    """Forgets what a killed run wrote after the checkpoint that it resumes from, whose last evaluation is given."""
-    rows = read_metrics(file)
+    """Forgets what a killed run wrote after the checkpoint that it resumes from, whose last evaluation is given.
+
+    A row that was cut short goes too.
+    """
+    rows, lines = read_metrics(file), file.read_bytes().splitlines() if file.exists() else []
     kept = [row for row in rows if row["step"] <= (step if held_out_loss(row) is None else evaluated)]
-    if len(kept) < len(rows):
+    if len(kept) < len(lines):
         files.write_bytes(str(file), "".join(json.dumps(row) + "\n" for row in kept).encode())

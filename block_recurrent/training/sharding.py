@@ -44,7 +44,10 @@ def mesh_sizes(
     known = math.prod(size for size in sizes if size != -1)
     sizes = [devices // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != devices:
-        raise UserError(f"mesh data x fsdp x tensor = {shape} does not cover the {devices} device(s) here")
+        raise UserError(
+            f"mesh data x fsdp x tensor = {shape} does not cover the {devices} device(s) here: their product must be "
+            f"{devices}, or one of them -1 and the others a divisor"
+        )
     if sizes[0] % slices:
         raise UserError(
             f"mesh data x fsdp x tensor = {shape}: data is split over {slices} slices, so a multiple of them"
@@ -55,7 +58,10 @@ def mesh_sizes(
 def make_mesh(
     data: int | None = None, fsdp: int = -1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh over all devices of all hosts, or over those given; between slices there is data parallelism alone."""
+    """A mesh over all devices of all hosts, or over those given; between slices there is data parallelism alone.
+
+    `data`, `fsdp` and `tensor` are its sizes, of which one may be -1: what is left. By default data is one a slice.
+    """
     devices = jax.devices() if devices is None else list(devices)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     sizes = mesh_sizes(len(devices), slices, data, fsdp, tensor)
@@ -90,17 +96,26 @@ def parameter_specs(boxed, mesh: Mesh | AbstractMesh):
     problems = indivisible(boxed, mesh)
     if problems:
         raise UserError(f"{problems[0]}: change the size or the mesh")
-    return logical_specs(boxed)
+    return logical_specs(boxed, mesh)
 
 
-def logical_specs(boxed):
-    return nn.logical_to_mesh(nn.get_partition_spec(boxed), RULES)
+def logical_specs(boxed, mesh: Mesh | AbstractMesh):
+    """PartitionSpecs by the rules; a vocabulary that does not divide, as that of bytes, stays whole on every device."""
+
+    def spec_of(names: PartitionSpec, leaf) -> PartitionSpec:
+        ways = mesh.shape["tensor"]
+        kept = [
+            None if name == "vocab" and size % ways else name for name, size in zip(names, leaf.shape, strict=False)
+        ]
+        return nn.logical_to_mesh_axes(kept, RULES)
+
+    return jax.tree.map(spec_of, nn.get_partition_spec(boxed), nn.unbox(boxed), is_leaf=is_spec)
 
 
 def indivisible(boxed, mesh: Mesh | AbstractMesh) -> list[str]:
     """Parameters that a mesh cannot divide evenly, each with the rule that would have it divided."""
     names = jax.tree.leaves(nn.get_partition_spec(boxed), is_leaf=is_spec)
-    specs = jax.tree.leaves(logical_specs(boxed), is_leaf=is_spec)
+    specs = jax.tree.leaves(logical_specs(boxed, mesh), is_leaf=is_spec)
     leaves = jax.tree_util.tree_leaves_with_path(nn.unbox(boxed))
     found = []
     for (path, leaf), axes, spec in zip(leaves, names, specs, strict=True):

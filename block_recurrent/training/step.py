@@ -50,7 +50,7 @@ class Trainer:
         self.model, self.mesh, self.rows = model, mesh, rows
         boxed = boxed_params(model)
         params = nn.unbox(boxed)
-        depths = jax.tree.map(lambda p: p.value.shape[0] if p.names[:1] == ("layers",) else 0, boxed, is_leaf=is_boxed)
+        depths = jax.tree.map(depth_of, boxed, is_leaf=is_boxed)
         transformation = layer_by_layer(optimizer.transformation, depths)
         specs = parameter_specs(boxed, mesh)
         state_specs = TrainState(
@@ -157,6 +157,11 @@ def init_params(model: nn.Module, key: jax.Array):
 def boxed_params(model: nn.Module):
     """Shapes and types of the parameters, boxed with the names of their axes."""
     return jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+
+
+def depth_of(parameter: Any) -> int:
+    """How many equal layers share a parameter, 0 where it is one layer's own; a layer's may be without names."""
+    return parameter.value.shape[0] if is_boxed(parameter) and parameter.names[:1] == ("layers",) else 0
 
 
 def is_boxed(value: Any) -> bool:

@@ -65,8 +65,9 @@ def test_a_run_goes_on_with_the_store_that_it_began_with(python, tmp_path):
     (run / RUN).write_text(json.dumps({"command": "", "store": place, "splits": {}, "vocabulary": {}}))
     assert store_of_run(run, "data/python_stdlib") == place
     assert store_of_run(run, new.folder) == new.folder, "asked for by its own name"
-    options = compare.parse(["x.gin", "--task=python_stdlib", f"--output={tmp_path}"])[0]
-    assert compare.prepared_store(options, {}).folder == place
+    for given in ("--task=python_stdlib", "--store=data/python_stdlib"):
+        options = compare.parse(["x.gin", given, f"--output={tmp_path}"])[0]
+        assert compare.prepared_store(options, {}).folder == place
 
 
 def test_a_store_is_made_where_the_output_says(python):

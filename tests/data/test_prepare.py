@@ -75,7 +75,7 @@ def test_a_folder_of_links_or_folders_is_not_replaced(folder, precious):
 
 def test_an_empty_folder_of_training_texts_is_refused(tmp_path):
     (tmp_path / "texts" / "train").mkdir(parents=True)
-    with pytest.raises(UserError, match="no files in"):
+    with pytest.raises(UserError, match="no texts in"):
         store_of(tmp_path / "texts")
 
 
@@ -139,7 +139,7 @@ def test_wildcards_follow_links_to_files_but_to_no_folder(folder, tmp_path):
 
 
 def test_missing_files_and_empty_corpora_are_refused(tmp_path):
-    with pytest.raises(UserError, match="no files in"):
+    with pytest.raises(UserError, match="no texts in"):
         TextFiles(str(tmp_path / "nothing" / "*.txt")).units()
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "empty.txt").touch()

@@ -79,6 +79,9 @@ def test_a_folder_as_it_is_downloaded_goes_into_the_splits_of_its_names(tmp_path
         ("en/train/a en/test/b de/dev/c/d en/README.md", "train test validation -"),
         ("en/train/a en/test/b notes.txt", "- - -"),
         ("train/dev/a test/train/b", "train test"),
+        ("x/train_data/a x/valid_data/b x/test_data/c", "train validation test"),
+        ("train-clean-100/a dev-clean/b test-clean/c other/d", "train validation test -"),
+        ("test-driven/a dev-tools/b training/c", "- - train"),
         ("ptb.train.txt ptb.char.test.txt wiki.valid.tokens.gz", "train test validation"),
         ("train-v1.1.json test-00001-of-00005.txt dev_2.txt", "train test validation"),
         ("train.de-en.de test_2016_flickr.en", "train test"),
@@ -98,14 +101,19 @@ def test_where_no_name_says_what_to_train_on_the_other_files_are_split(tmp_path)
     store = prepared(tmp_path, {f"{i}.txt": f"text {i}" for i in range(5)} | {"test.txt": "judge"})
     found = documents_of(store)
     assert list(found["test"]) == ["test.txt"] and len(found["validation"]) == 1 and len(found["train"]) == 4
+    told = list(arranged(store))
+    assert told[1:] == [
+        "the other documents: into splits by a hash of their names",
+        f"validation: {next(iter(found['validation']))}",
+    ]
     with pytest.raises(UserError, match=r"no training texts in .*: call a file train.txt"):
         prepared(tmp_path / "other", {"test.txt": "judge", "valid.txt": "choose"})
 
 
 def test_folders_of_splits_that_are_not_followed_are_named(tmp_path):
-    texts = {f"{name}.txt": f"text of {name}" for name in ("en/test/a", "en/train/b", "c", "d", "e")}
+    texts = {f"{name}.txt": f"text of {name}" for name in ("en/test_2/a", "en/train/b", "c", "d", "e")}
     told = list(warnings(prepared(tmp_path, texts)))
-    assert any("here they do not: en/test/a.txt, en/train/b.txt" in line for line in told)
+    assert any("here they do not: en/test_2/a.txt, en/train/b.txt" in line for line in told)
 
 
 ORIGINALS = [f"The text of {i}:\n  so it is." for i in range(10)]

@@ -1,11 +1,14 @@
 """The command `evaluate`: what it prints and writes, and flags that cannot act together."""
 
 import json
+import shutil
 import types
 
+import numpy as np
 import pytest
 
 from block_recurrent import evaluate
+from block_recurrent.data.store import open_store
 from block_recurrent.errors import UserError
 from block_recurrent.inference.measuring import has_words
 
@@ -76,3 +79,25 @@ def test_what_has_words(kind, task, expected):
 def test_flags_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
         evaluate.main(["runs/any", *flags])
+
+
+def test_more_rows_than_there_is_memory_for_are_refused(workdir):
+    with pytest.raises(UserError, match=r"GiB of memory a device .*: give fewer --rows"):
+        evaluate.main([str(workdir), "--rows=1000000000000"])
+
+
+@pytest.mark.parametrize("binding", ["STEPS=-4", "LEARNING_RATE=3.0", "train.log_every=0", "STORE=elsewhere"])
+def test_bindings_that_no_trained_model_depends_on_are_refused(workdir, binding):
+    with pytest.raises(UserError, match=rf"--gin.{binding.partition('=')[0]} has no effect on a run that is trained"):
+        evaluate.main([str(workdir), f"--gin.{binding}"])
+
+
+def test_ids_that_the_vocabulary_does_not_have_are_told(workdir, corpus, tmp_path):
+    damaged = shutil.copytree(corpus.folder, tmp_path / "damaged")
+    tokens = np.memmap(next(damaged.glob("test-*.tokens")), open_store(damaged).split("test").tokens.dtype, "r+")
+    tokens[5] = 60_000
+    tokens.flush()
+    with pytest.raises(
+        UserError, match="the data has the token id 60000, and its vocabulary 259: the store is damaged"
+    ):
+        evaluate.main([str(workdir), f"--store={damaged}"])

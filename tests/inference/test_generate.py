@@ -9,6 +9,8 @@ import pytest
 
 from block_recurrent import generate
 from block_recurrent.errors import UserError
+from block_recurrent.inference.generation import Sampling
+from block_recurrent.inference.run import open_run
 
 
 def test_a_single_text_follows_its_prompt(workdir, capsys):
@@ -100,3 +102,9 @@ def test_flags_that_make_no_sense_are_refused(wrong, message):
 def test_more_texts_than_there_is_memory_for_are_refused(workdir, flag):
     with pytest.raises(UserError, match=r"GiB of memory a device .*: give fewer --samples, --beams or prompts"):
         generate.main([str(workdir), f"{flag}=1000000000", "--tokens=1"])
+
+
+def test_a_text_without_an_end_takes_no_room_before_it_is_there(workdir):
+    run = open_run(workdir)
+    drawn = run.generator(Sampling())([[1, 2, 3]], 10**15)
+    assert all(len(next(drawn)) == 1 for _ in range(20))

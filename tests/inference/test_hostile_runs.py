@@ -13,6 +13,7 @@ from block_recurrent.inference.run import open_run, read_metrics
 from tests.training.test_runs import arguments
 
 COMMANDS = {
+    "train": lambda run: train.main([f"--gin_file={CONFIG}", "--gin.STORE=x", f"--workdir={run}"]),
     "evaluate": lambda run: evaluate.main([str(run)]),
     "generate": lambda run: generate.main([str(run), "--tokens=1"]),
     "report": lambda run: report.main([str(run), "--no_samples"]),

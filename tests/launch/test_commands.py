@@ -26,7 +26,7 @@ COMMANDS = {
     "up": ("up", *WHERE, "--spot"),
     "up_several": ("up", "--slice=2xv4-32", *WHERE[1:], "--create-flag=--network=mine"),
     "run": ("run", *WHERE, *RUN, *TRAINING),
-    "watch": ("watch", *WHERE, *RUN, "--spot", "--commit=COMMIT", *TRAINING),
+    "watch": ("watch", *WHERE, *RUN, "--spot", "--down", "--max-hours=5", "--commit=COMMIT", *TRAINING),
     "logs": ("logs", *WHERE, "--commit=COMMIT", "--worker=3", "--follow"),
     "logs_all": ("logs", "--slice=2xv4-32", *WHERE[1:], "--commit=COMMIT", "--worker=all"),
     "logs_second_slice": ("logs", "--slice=2xv4-32", *WHERE[1:], "--commit=COMMIT", "--worker=5"),
@@ -68,6 +68,9 @@ def test_a_dry_run_of_all_remembers_what_a_real_one_would(cloud, repository, cap
     for (command, *more), told in commands.items():
         assert cloud.launch(command, "mine", "--dry-run", *more) == 0
         assert told in capsys.readouterr().out
+    assert cloud.launch("down", "mine", "--dry-run") == 0
+    assert cloud.launch("run", "mine", "--dry-run") == MISTAKE, "there is no slice any more"
+    assert "job mine has no slice yet" in capsys.readouterr().err
     assert not cloud.calls() and cloud.launch("down", "mine") == MISTAKE, "of a real job nothing is known"
     assert cloud.launch("up", "mine", *WHERE) == 0
     capsys.readouterr()

@@ -2,11 +2,16 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers.language_model import LanguageModel
 from block_recurrent.layers.stack import pattern, stack
+from block_recurrent.training.optimizers import adafactor, inverse_square_root
+from block_recurrent.training.sharding import make_mesh
+from block_recurrent.training.step import Trainer
 from models.sliding_window import SlidingWindowLayer
 
 
@@ -49,6 +54,15 @@ class Layer(Bare):
         return ()
 
 
+class Blockless(Layer):
+    block = 0
+
+
+class Batchless(Layer):
+    def initial_state(self):
+        return ()
+
+
 class Stateless(Layer):
     def __call__(self, x, state, start):
         return x
@@ -62,6 +76,10 @@ class Flat(Layer):
 def test_what_is_no_layer_is_refused():
     with pytest.raises(UserError, match="Bare has no block: a layer of a stack has"):
         stack([Bare()])
+    with pytest.raises(UserError, match=r"Blockless.block is 0: give a whole number, 1 or more"):
+        stack([Blockless()])
+    with pytest.raises(UserError, match=r"Batchless.initial_state takes no batch"):
+        stack([Batchless()])
     with pytest.raises(UserError, match="a stack has 3 for a layer"):
         stack(pattern("slide", {"slide": 3}))
 
@@ -89,3 +107,16 @@ def test_blocks_that_do_not_fit_are_told():
     assert stack([slide(4), slide(8)]).block == 8
     with pytest.raises(UserError, match="block 6 does not fit in a stack of block 8"):
         stack([slide(6), slide(8)])
+
+
+def test_a_layer_may_have_parameters_without_names_of_axes():
+    class Dense(Layer):
+        @nn.compact
+        def __call__(self, x, state, start):
+            return nn.Dense(self.dim)(x), state
+
+    model = LanguageModel(16, 12, stack([Dense(), Dense()]))
+    trainer = Trainer(model, adafactor(inverse_square_root()), make_mesh(), 2)
+    tokens = np.ones((2, 8), np.int32)
+    batch = {"inputs": tokens, "targets": tokens, "weights": np.ones((2, 8), np.float32), "start": tokens > 1}
+    assert np.isfinite(trainer.step(trainer.init(0), batch)[1]["loss"])

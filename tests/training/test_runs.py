@@ -321,6 +321,8 @@ def test_a_line_that_was_cut_short_swallows_no_other(tmp_path):
     append(file, '{"step": 3, "loss": 1.0}\n')
     file.write_text(file.read_text() + 'null\n[1]\n{"loss": 1}\n')
     assert [row["step"] for row in read_metrics(file)] == [1, 2, 3]
+    drop_after(file, 3, 3)
+    assert len(file.read_text().splitlines()) == 3, "the torn line is gone"
     drop_after(file, step=2, evaluated=2)
     assert [row["loss"] for row in read_metrics(file)] == [3.0, 2.0]
     assert not file.read_text().endswith("}{") and list(tmp_path.iterdir()) == [tmp_path / "metrics.jsonl"]
