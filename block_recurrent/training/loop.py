@@ -1,5 +1,6 @@
 """The training loop: rows in, steps, evaluations, checkpoints; killed at any moment, it goes on where it was."""
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -325,7 +326,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         if name in RANGES:
             RANGES[name].check(f"train.{name}", value)
         elif name in KINDS and not isinstance(value, KINDS[name][0]):
-            what = "not called (@NAME without parentheses)" if callable(value) else repr(value)
+            what = "not called (@NAME without parentheses)" if inspect.isroutine(value) else repr(value)
             raise UserError(f"train.{name} is {what}: give {KINDS[name][1]}")
 
 
