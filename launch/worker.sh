@@ -81,6 +81,8 @@ attended() {
   "$@" &
   child=$!
   echo "$child" >"$run/pid"
+  # A stop that came before this child was known has told the one before it, or nobody.
+  if [[ -e $run/stop ]]; then kill -TERM "$child" 2>/dev/null || true; fi
   while :; do
     signalled=""
     again=0
@@ -135,7 +137,7 @@ start | restart)
     exit 3
   fi
   for variable in "${!MEGASCALE_@}"; do unset "$variable"; done # stale ones would win over the slice's own
-  rm -f "$run/exit" "$run/pid" "$progress"
+  rm -f "$run/exit" "$run/pid" "$run/stop" "$progress"
   echo "$name" >"$home/current"
   echo "=== $(date -u +%FT%TZ) $host ${code##*/}: $*" >>"$run/log"
   setsid nohup bash "$script" supervise "$@" >>"$run/log" 2>&1 </dev/null &
@@ -173,11 +175,9 @@ status)
   ;;
 stop)
   if live "$1"; then
-    for _ in {1..50}; do # a run that has just been started writes it soon
-      if [[ -s $run/pid ]]; then break; fi
-      sleep 0.1
-    done
-    kill -TERM "$(cat "$run/pid")" && echo "worker=$host told to stop"
+    touch "$run/stop"
+    if [[ -s $run/pid ]]; then kill -TERM "$(cat "$run/pid")" 2>/dev/null || true; fi
+    echo "worker=$host told to stop"
   else
     echo "worker=$host has no run of $1"
   fi

@@ -65,6 +65,25 @@ def test_stale_variables_of_several_slices_do_not_reach_a_run(worker, tmp_path):
     assert "slices unset" in log.read_text() and code.read_text() == "0\n"
 
 
+def test_a_stop_between_two_children_reaches_the_next(worker, tmp_path):
+    """The one that was written down has ended, and the next is not written down yet."""
+    folder = tmp_path / "home" / "runs" / "mine"
+    python = program(tmp_path / "python", "exec sleep 60")
+    worker("start", "mine", "/nowhere", BR_PYTHON=str(python))
+    wait_for(folder / "pid")
+    (folder / "pid").write_text("99999999")
+    stopped = worker("stop", "mine")
+    assert stopped.returncode == 0 and stopped.stdout.endswith("told to stop\n") and not stopped.stderr
+    worker("kill", "mine")
+    assert not (folder / "exit").exists()
+
+    worker("supervise", "mine", "/nowhere", BR_PYTHON=str(python))  # as if it came to the training only now
+    assert (folder / "exit").read_text() == "143\n"
+    worker("start", "mine", "/nowhere", BR_PYTHON="true")
+    wait_for(folder / "exit")
+    assert (folder / "exit").read_text() == "0\n"  # the next run is not stopped by it
+
+
 def test_a_worker_tells_what_its_run_does_and_how_long_ago(worker, tmp_path):
     file = tmp_path / "home" / "runs" / "mine" / "progress.json"
     python = program(tmp_path / "python", 'cat "$BLOCK_RECURRENT_PROGRESS"; echo "$BLOCK_RECURRENT_OWNER $PWD"')
