@@ -24,12 +24,13 @@ from block_recurrent.errors import UserError
 from block_recurrent.layers import health, inspection
 from block_recurrent.layers.attention import (
     attend,
+    attend_by_head,
     attention_weights,
+    heads_first,
     holds_token,
     overlapping,
     query_tile_of,
     scaled,
-    sliding_window_attention,
 )
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import in_training, tied_dropout
@@ -38,7 +39,10 @@ from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.gates import GATES, gate, gate_parameters
 from block_recurrent.layers.norms import l2_normalise, rms_norm
 from block_recurrent.layers.parameters import attention_mask, bias_table, in_heads, kernel, offset, scale
+from block_recurrent.layers.products import product
 from block_recurrent.layers.untrained import untrained
+from block_recurrent.layers.window import attend_window, is_ring
+from models.block_recurrent_decoding import RecurrentDecoding, rows_where
 
 CONFIGURATIONS = ("dual", "single", "skip")
 TANH = ("single", "lstm")
@@ -46,7 +50,7 @@ TANH = ("single", "lstm")
 State = dict[str, jax.Array]
 
 
-class BlockRecurrentLayer(nn.Module):
+class BlockRecurrentLayer(RecurrentDecoding, nn.Module):
     """Vertical and horizontal direction of the recurrent cell; y, state = layer(x, state, start).
 
     The state holds the recurrent vectors of the current block, the keys and values of the block of tokens before, and,
@@ -152,10 +156,13 @@ class BlockRecurrentLayer(nn.Module):
         keep = attention_mask(self, self.dropout, self.heads, self.window, x.shape[1])
         cell = dict(self.cell)
         measures = seen = {}
+        decoding = is_ring(state)
+        if x.shape[1] % self.window or (decoding and x.shape[1] == 1):
+            attended, state, _, _ = self.inside_a_block(cell, keep, tokens, state, start)
+            return self.after_attention(x, attended), state
+        state = self.from_decoding(state)
         aligned = jnp.all(state["position"] == 0)
-        if x.shape[1] % self.window:
-            attended, state = self.token_by_token(cell, tokens, state, start)
-        elif shown is not None or in_training(self) or inspection.looked_at(self):
+        if shown is not None or in_training(self) or inspection.looked_at(self):
             attended, state, measures, seen = self.whole_blocks(cell, keep, tokens, state, start)
             attended = jnp.where(aligned, attended, jnp.nan)
         else:
@@ -163,29 +170,24 @@ class BlockRecurrentLayer(nn.Module):
             attended, state, _, _ = jax.lax.cond(
                 aligned, self.whole_blocks, self.inside_a_block, *(cell, keep, tokens, state, start)
             )
-        output_kernel = self.attention_output.astype(self.dtype)
         if measures:
-            health.sow(self, **measures, state_share=health.share_of_states(attended, output_kernel))
+            share = health.share_of_states(attended, self.attention_output.astype(self.dtype))
+            health.sow(self, **measures, state_share=share)
         inspection.show(self, **seen)
-        x = constrain(x + attended @ output_kernel, "batch", "length", "embed")
-        return constrain(self.feed_forward(x), "batch", "length", "embed"), state
+        return self.after_attention(x, attended), self.for_decoding(state) if decoding else state
+
+    def after_attention(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+        """The layer's output [b n d], from what the heads of window and states have attended to, [b n 2hk]."""
+        x = constrain(x + product(attended, self.attention_output.astype(x.dtype)), "batch", "length", "embed")
+        return constrain(self.feed_forward(x), "batch", "length", "embed")
 
     def shown(self, state: State, start: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [b s h k] of the states that the block, or token, beginning here will see."""
-        begun_state = {**state, "recurrent": begun(self.cell, start[:, 0], state["recurrent"])}
-        if start.shape[1] == self.window:
-            seen = state_projections(self.cell, begun_state["recurrent"], self.heads)
-            return seen["keys"], seen["values"]
-        return self.projected_once(self.cell, begun_state, start[:, 0] | (state["position"] == 0))
-
-    def projected_once(self, cell: Mapping, state: State, begins: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Keys and values of the states, which stay as they are until a block ends: projected where one begins."""
-
-        def project_states():
-            seen = state_projections(cell, state["recurrent"], self.heads)
-            return tuple(rows_where(begins, seen[name], state[f"state_{name}"]) for name in ("keys", "values"))
-
-        return jax.lax.cond(jnp.any(begins), project_states, lambda: (state["state_keys"], state["state_values"]))
+        """Keys and values [b s h k] of the states that the block beginning here will see, or the token in decoding."""
+        if is_ring(state):
+            state = self.renewed(self.cell, state, start[:, 0])
+            return heads_first(state["state_keys"]), heads_first(state["state_values"])
+        seen = self.projections(self.cell, self.begun(self.cell, start[:, 0], state["recurrent"]))
+        return seen["keys"], seen["values"]
 
     def whole_blocks(
         self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
@@ -198,25 +200,27 @@ class BlockRecurrentLayer(nn.Module):
         b, n = start.shape
         watched, looked_at = health.watched(self), inspection.looked_at(self)
         previous = {name: state[name][:, self.window :] for name in ("keys", "values")}
-        in_window, keys, values = self.attend_window(cell, keep, tokens, previous, start)
+        in_window, last = self.attend_tokens(cell, keep, tokens, previous, start)
 
         begins = start.reshape(b, -1, self.window)[:, :, 0]  # [b m], m blocks
         two_blocks = {}
         for name in ("keys", "values"):
             pairs = overlapping(jnp.concatenate([previous[name], tokens[name]], axis=1), self.window, self.window)
             earlier = jnp.where(begins[:, :, None, None, None], 0.0, pairs[:, :, : self.window])
-            two_blocks[name] = jnp.concatenate([earlier, pairs[:, :, self.window :]], axis=2).swapaxes(0, 1)
+            both = jnp.concatenate([earlier, pairs[:, :, self.window :]], axis=2).swapaxes(0, 1)
+            two_blocks[name] = heads_first(both)  # [m b h 2w k]
 
         def update(recurrent, block):
             begin, keys, values = block
-            recurrent = begun(cell, begin, recurrent)
-            seen = state_projections(cell, recurrent, self.heads)
+            recurrent = self.begun(cell, begin, recurrent)
+            seen = self.projections(cell, recurrent)
             after, openness = self.next_state(cell, recurrent, seen, keys, values)
             measures = {**health.of_states(recurrent, after), **jax.tree.map(jnp.mean, openness)} if watched else {}
             inside = {}
             if looked_at:
                 queries = scaled(seen["cross_queries"], cell["token_scale"])
-                inside = {"states": recurrent, "states_to_tokens": attention_weights(queries, keys)}  # [b h s 2w]
+                weights = attention_weights(heads_first(queries), keys)  # [b h s 2w]
+                inside = {"states": recurrent, "states_to_tokens": weights}
                 inside |= {name: jnp.broadcast_to(gate, recurrent.shape) for name, gate in openness.items()}
             return constrain(after, "batch", None, "embed"), (seen["keys"], seen["values"], measures, inside)
 
@@ -225,18 +229,18 @@ class BlockRecurrentLayer(nn.Module):
         recurrent, (state_keys, state_values, measures, inside) = jax.lax.scan(update, state["recurrent"], blocks)
 
         queries = scaled(tokens["cross_queries"], cell["cross_scale"]).reshape(b, -1, self.window, *in_window.shape[2:])
-        in_states = attend(queries, state_keys.swapaxes(0, 1), state_values.swapaxes(0, 1))  # [b m w h k]
+        in_states = attend_by_head(queries, state_keys.swapaxes(0, 1), state_values.swapaxes(0, 1))  # [b m w h k]
         attended = jnp.concatenate([in_window.reshape(b, n, -1), in_states.reshape(b, n, -1)], axis=-1)
         inside = jax.tree.map(lambda a: a.swapaxes(0, 1), inside)  # [b m ...]
         if looked_at:
-            weights = attention_weights(queries, state_keys.swapaxes(0, 1)).swapaxes(2, 3)  # [b m w h s]
-            inside["tokens_to_states"] = weights.reshape(b, n, *weights.shape[3:])
-        return attended, self.between_blocks(keys, values, recurrent), jax.tree.map(jnp.mean, measures), inside
+            weights = attention_weights(heads_first(queries), heads_first(state_keys.swapaxes(0, 1)))  # [b m h w s]
+            inside["tokens_to_states"] = heads_first(weights).reshape(b, n, self.heads, -1)
+        return attended, self.between_blocks(**last, recurrent=recurrent), jax.tree.map(jnp.mean, measures), inside
 
     def inside_a_block(
         self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, state: State, start: jax.Array
     ) -> tuple[jax.Array, State, dict, dict]:
-        """The same from any place, not to be trained through; nothing is dropped."""
+        """The same for any length, from any place, with starts anywhere; not to be trained through, nothing dropped."""
         del keep
         inputs = (cell, tokens, state)
         outputs = self.token_by_token(*jax.lax.stop_gradient(inputs), start)
@@ -252,77 +256,47 @@ class BlockRecurrentLayer(nn.Module):
             "recurrent": recurrent,
         }
 
-    def attend_window(
-        self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, previous: Mapping, start: jax.Array
-    ):
-        return sliding_window_attention(
+    def attend_tokens(
+        self, cell: Mapping, keep: jax.Array | None, tokens: Mapping, window: Mapping, start: jax.Array
+    ) -> tuple[jax.Array, State]:
+        """Attention of tokens [b n h k] over their window, and the next window."""
+        return attend_window(
             tokens["queries"],
             tokens["keys"],
             tokens["values"],
-            previous["keys"],
-            previous["values"],
+            window,
             start,
             cell["scale"],
             cell["bias"],
-            query_tile_of(self.window, self.query_tile),
-            keep,
-            self.sees_itself,
-            self.mask_empty,
+            query_tile=query_tile_of(self.window, self.query_tile),
+            keep=keep,
+            sees_itself=self.sees_itself,
+            mask_empty=self.mask_empty,
         )
 
-    def token_by_token(self, cell: Mapping, tokens: Mapping, state: State, start: jax.Array) -> tuple[jax.Array, State]:
-        """Attention for any length, from and to any place inside a block, with starts anywhere."""
-        in_time = jax.tree.map(lambda a: a.swapaxes(0, 1)[:, :, None], dict(tokens))  # [n b 1 h k]
-        state, attended = jax.lax.scan(
-            lambda state, token: self.one_token(cell, *token, state), state, (in_time, start.swapaxes(0, 1))
-        )
-        return attended.swapaxes(0, 1), state
+    def begun(self, cell: Mapping, start: jax.Array, recurrent: jax.Array) -> jax.Array:
+        """The states [b s d], in rows [b] where a document starts the learned initial ones."""
+        return rows_where(start, cell["initial_state"].astype(recurrent.dtype), recurrent)
 
-    def one_token(self, cell: Mapping, token: Mapping, start: jax.Array, state: State) -> tuple[State, jax.Array]:
-        """One token of every row: its attention [b 2hk] and the state after it, updated where it ends a block."""
-        b = start.shape[0]
-        emptied = ("keys", "values", "position")
-        state = {**state, **{name: rows_where(start, jnp.zeros_like(state[name]), state[name]) for name in emptied}}
-        state["recurrent"] = begun(cell, start, state["recurrent"])
-
-        state_keys, state_values = self.projected_once(cell, state, state["position"] == 0)
-        previous = {name: state[name][:, self.window :] for name in ("keys", "values")}
-        in_window, _, _ = self.attend_window(cell, None, token, previous, jnp.zeros((b, 1), bool))
-        in_states = attend(scaled(token["cross_queries"], cell["cross_scale"]), state_keys, state_values)
-        attended = jnp.concatenate([in_window.reshape(b, -1), in_states.reshape(b, -1)], axis=-1)
-
-        keys, values = (jnp.concatenate([state[name][:, 1:], token[name]], axis=1) for name in ("keys", "values"))
-        position = state["position"] + 1
-        ends = position == self.window
-
-        def update():
-            seen = state_projections(cell, state["recurrent"], self.heads)
-            after, _ = self.next_state(cell, state["recurrent"], seen, keys, values)
-            return rows_where(ends, after, state["recurrent"])
-
-        recurrent = jax.lax.cond(jnp.any(ends), update, lambda: state["recurrent"])
-        inside = {
-            "keys": keys,
-            "values": values,
-            "recurrent": recurrent,
-            "state_keys": state_keys,
-            "state_values": state_values,
-            "position": position,
-        }
-        between = self.between_blocks(keys[:, self.window :], values[:, self.window :], recurrent)
-        return jax.tree.map(lambda a, b: rows_where(ends, a, b), between, inside), attended
+    def projections(self, cell: Mapping, recurrent: jax.Array) -> dict[str, jax.Array]:
+        """Keys, values and both sets of queries of the states, [b s h k] each (3.3: learned IDs tell states apart)."""
+        normed = rms_norm(recurrent, cell["norm"]) + cell["ids"].astype(recurrent.dtype)
+        names = ("keys", "values", "queries", "cross_queries")
+        projected = {name: in_heads(normed, cell[name], self.heads) for name in names}
+        return {name: a if name == "values" else l2_normalise(a) for name, a in projected.items()}
 
     def next_state(
         self, cell: Mapping, recurrent: jax.Array, seen: Mapping, keys: jax.Array, values: jax.Array
     ) -> tuple[jax.Array, dict]:
-        """The horizontal direction: the states [b s d] after a block, given the tokens' keys and values [b 2w h k].
+        """The horizontal direction: the states [b s d] after a block, given the tokens' keys and values [b h 2w k].
 
         Beside them how open the gates were, for each feature.
         """
         b, s, _ = recurrent.shape
-        held = holds_token(keys)[:, None, :] if self.mask_empty else None
-        in_states = attend(scaled(seen["queries"], cell["self_scale"]), seen["keys"], seen["values"])
-        in_tokens = attend(scaled(seen["cross_queries"], cell["token_scale"]), keys, values, held=held)
+        held = holds_token(heads_first(keys))[:, None, None, :] if self.mask_empty else None
+        in_states = attend_by_head(scaled(seen["queries"], cell["self_scale"]), seen["keys"], seen["values"])
+        queries = heads_first(scaled(seen["cross_queries"], cell["token_scale"]))
+        in_tokens = heads_first(attend(queries, keys, values, held=held))
         hidden = jnp.concatenate([in_states.reshape(b, s, -1), in_tokens.reshape(b, s, -1)], axis=-1)  # [b s 2hk]
         squash = jnp.tanh if self.z_tanh in (self.configuration, self.gate) else lambda z: z  # eq. 4
         openness = {}
@@ -331,7 +305,7 @@ class BlockRecurrentLayer(nn.Module):
             recurrent, openness["gate_kept"], openness["gate_taken"] = gate(cell["gate"], recurrent, z, hidden)
         if self.configuration != "skip":
             hidden = rms_norm(recurrent, cell["mlp_norm"]) if self.configuration == "dual" else hidden
-            hidden = nn.relu(hidden @ cell["mlp_hidden"].astype(hidden.dtype))  # [b s f]
+            hidden = nn.relu(product(hidden, cell["mlp_hidden"].astype(hidden.dtype)))  # [b s f]
             z = squash(affine(hidden, cell["mlp_output"], cell["mlp_output_bias"]))
             gated = gate(cell["mlp_gate"], recurrent, z, hidden)
             recurrent, openness["mlp_gate_kept"], openness["mlp_gate_taken"] = gated
@@ -339,22 +313,5 @@ class BlockRecurrentLayer(nn.Module):
 
 
 def affine(x: jax.Array, weights: jax.Array, bias: jax.Array | None) -> jax.Array:
-    y = x @ weights.astype(x.dtype)
+    y = product(x, weights.astype(x.dtype))
     return y if bias is None else y + bias.astype(x.dtype)
-
-
-def rows_where(rows: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:
-    """`chosen` in the rows that are true, `other` elsewhere."""
-    return jnp.where(rows.reshape(-1, *[1] * (other.ndim - 1)), chosen, other)
-
-
-def begun(cell: Mapping, start: jax.Array, recurrent: jax.Array) -> jax.Array:
-    """The states [b s d], in rows [b] where a document starts the learned initial ones."""
-    return rows_where(start, cell["initial_state"].astype(recurrent.dtype), recurrent)
-
-
-def state_projections(cell: Mapping, recurrent: jax.Array, heads: int) -> dict[str, jax.Array]:
-    """Keys, values and both sets of queries of the states, each [b s h k] (3.3: learned IDs tell the states apart)."""
-    normed = rms_norm(recurrent, cell["norm"]) + cell["ids"].astype(recurrent.dtype)
-    projected = {name: in_heads(normed, cell[name], heads) for name in ("keys", "values", "queries", "cross_queries")}
-    return {name: a if name == "values" else l2_normalise(a) for name, a in projected.items()}

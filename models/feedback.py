@@ -15,6 +15,7 @@ from block_recurrent.layers import health, inspection
 from block_recurrent.layers.dropout import in_training
 from block_recurrent.layers.stack import Stack, runs_of
 from block_recurrent.layers.untrained import untrained
+from block_recurrent.layers.window import is_ring
 
 
 def feedback_stack(layers: Sequence[nn.Module], scan_depth: bool = True, remat: bool = False) -> "FeedbackStack":
@@ -44,13 +45,17 @@ class FeedbackStack(Stack):
 
     @nn.compact
     def __call__(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
-        if x.shape[1] % self.block:
-            return over_pieces(self, x, state, start, 1)
+        decoding = any(is_ring(own) for layer, own in zip(self.layers, state, strict=True) if feeds_back(layer))
+        if x.shape[1] % self.block or (decoding and x.shape[1] == 1):
+            return (over_tokens if self.is_initializing() else inside_a_block)(self, x, state, start)
+        state = self.from_decoding(state)
         positions = [own["position"] for layer, own in zip(self.layers, state, strict=True) if feeds_back(layer)]
         if self.is_initializing() or in_training(self) or inspection.looked_at(self):
-            return over_pieces(self, x, state, start, self.block)
-        # As in the recurrent layer: a stream fed in odd pieces may stand inside a block.
-        return nn.cond(jnp.all(jnp.stack(positions) == 0), over_blocks, inside_a_block, self, x, state, start)
+            y, state = over_blocks(self, x, state, start)
+        else:
+            # As in the recurrent layer: a stream fed in odd pieces may stand inside a block.
+            y, state = nn.cond(jnp.all(jnp.stack(positions) == 0), over_blocks, inside_a_block, self, x, state, start)
+        return y, self.for_decoding(state) if decoding else state
 
     def one_piece(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         """All layers on a whole block [b w d], or on one token [b 1 d]."""
@@ -81,10 +86,15 @@ def over_blocks(stack: FeedbackStack, x: jax.Array, state: tuple, start: jax.Arr
     return over_pieces(stack, x, state, start, stack.block)
 
 
+def over_tokens(stack: FeedbackStack, x: jax.Array, state: tuple, start: jax.Array):
+    """For any length, from any place inside a block; a state of either form."""
+    y, after = over_pieces(stack, x, stack.for_decoding(state), start, 1)
+    came = jax.tree.structure(state) == jax.tree.structure(after)
+    return y, after if came else stack.from_decoding(after)
+
+
 def inside_a_block(stack: FeedbackStack, x: jax.Array, state: tuple, start: jax.Array):
     """Token by token, not to be trained through."""
-    forward = nn.map_variables(
-        lambda stack, *call: over_pieces(stack, *call, 1), "params", trans_in_fn=jax.lax.stop_gradient
-    )
+    forward = nn.map_variables(over_tokens, "params", trans_in_fn=jax.lax.stop_gradient)
     outputs = forward(stack, *jax.lax.stop_gradient((x, state)), start)
     return untrained(outputs, (stack.variables["params"], x, state))

@@ -24,6 +24,7 @@ from block_recurrent.layers.dropout import row_dropout, weight_dropout
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import layer_norm, rms_norm
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, kernel, project_gates
+from block_recurrent.layers.products import product, weights_gradient
 from block_recurrent.layers.recurrence import recur
 
 ACTIVATIONS = {"tanh": jnp.tanh, "identity": lambda x: x}
@@ -162,7 +163,7 @@ class ATRLayer(nn.Module):
         inner = kernel(self, "carry_kernel", (self.width, self.width), "embed", "channels")
         weights, inner = (weight_dropout(self, w, self.weight_dropout).astype(self.dtype) for w in (weights, inner))
         inner = constrain(inner, None, None)  # gathered once, before the loop
-        p = x.astype(self.dtype) @ weights
+        p = product(x.astype(self.dtype), weights)
         inner_bias = 0.0
         if self.bias:
             p = p + channel_vector(self, "bias", (self.width,), nn.initializers.zeros).astype(self.dtype)
@@ -208,7 +209,8 @@ def atr_backward(activation, residuals, cotangents):
     into_biases, into_p, into_h = pull(cotangents)
     before = jnp.concatenate([h[:, None].astype(states.dtype), states[:, :-1]], axis=1)
     before = jnp.where(start[..., None], 0.0, before)
-    into_inner = jnp.einsum("bnd,bne->de", before, into_biases.astype(before.dtype))
+    h, into_q = (a.reshape(-1, a.shape[-1]) for a in (before, into_biases.astype(before.dtype)))
+    into_inner = weights_gradient(h, into_q)
     return into_inner.astype(inner.dtype), into_biases.sum(axis=(0, 1)).astype(bias.dtype), into_p, None, into_h
 
 

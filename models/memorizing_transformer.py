@@ -22,7 +22,7 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import health
-from block_recurrent.layers.attention import query_tile_of, scaled, sliding_window_attention
+from block_recurrent.layers.attention import heads_first, query_tile_of, scaled
 from block_recurrent.layers.axes import constrain, devices_along
 from block_recurrent.layers.dropout import dropout_key, keep_mask, tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
@@ -37,14 +37,16 @@ from block_recurrent.layers.parameters import (
     project_unit,
     scale,
 )
+from block_recurrent.layers.products import product
 from block_recurrent.layers.relative_bias import BUCKETS, MASKED
+from block_recurrent.layers.window import WindowState, attend_window, cache_of, is_ring, oldest
 
 SEARCHES = ("exact", "approximate")
 
 State = dict[str, jax.Array]
 
 
-class MemorizingLayer(nn.Module):
+class MemorizingLayer(WindowState, nn.Module):
     """Attention over the last `window` tokens and over what is found in the memory, then a feed-forward sublayer.
 
     The memory is a ring: the document's token number p lies in place p % memory, so that writing costs what is written.
@@ -104,24 +106,23 @@ class MemorizingLayer(nn.Module):
         attention_scale = scale(self, "attention_scale", self.heads)
         no_bias = jnp.zeros((self.heads, BUCKETS))
         by_distance = bias_table(self, "relative_bias", self.heads) if self.relative_bias else no_bias
-        in_window, next_keys, next_values = sliding_window_attention(
+        in_window, window = attend_window(
             queries,
             keys,
             values,
-            state["keys"],
-            state["values"],
+            state,
             start,
             attention_scale,
             by_distance,
-            query_tile_of(self.window, self.query_tile),
-            attention_mask(self, self.dropout, self.heads, self.window, n),
-            self.sees_itself,
-            self.mask_empty,
+            query_tile=query_tile_of(self.window, self.query_tile),
+            keep=attention_mask(self, self.dropout, self.heads, self.window, n),
+            sees_itself=self.sees_itself,
+            mask_empty=self.mask_empty,
         )
         memory = tuple(jax.lax.stop_gradient(state[name]) for name in ("memory_keys", "memory_values"))
         # A state is split by rows alone, so the memory has all heads everywhere: they are exchanged as they leave.
         left = tuple(
-            constrain(jax.lax.stop_gradient(left_window(state[name], new)), "batch", "length", None, None)
+            constrain(jax.lax.stop_gradient(left_window(state, name, new)), "batch", "length", None, None)
             for name, new in (("keys", keys), ("values", values))
         )
         origin = origins(start, state["position"])
@@ -133,7 +134,7 @@ class MemorizingLayer(nn.Module):
         gate = jnp.where(found_any, gate, 0.0)[..., None].astype(self.dtype)  # [b n h 1]
         attended = (in_memory * gate + in_window * (1.0 - gate)).reshape(b, n, -1)  # 3.1: V_m g + V_c (1 - g)
         output_kernel = kernel(self, "attention_output", (attended.shape[-1], d), "heads", "embed").astype(self.dtype)
-        x = constrain(x + attended @ output_kernel, "batch", "length", "embed")
+        x = constrain(x + product(attended, output_kernel), "batch", "length", "embed")
         y = FeedForward(self.mlp_dim, self.dropout, name="feed_forward")(x)
 
         memory_keys, memory_values = (
@@ -141,8 +142,7 @@ class MemorizingLayer(nn.Module):
             for old, new in zip(memory, left, strict=True)
         )
         next_state = {
-            "keys": next_keys,
-            "values": next_values,
+            **window,
             "memory_keys": memory_keys,
             "memory_values": memory_values,
             "position": in_rounds(n - origin[:, -1], self.memory, self.window),
@@ -227,8 +227,11 @@ def in_rounds(position: jax.Array, memory: int, window: int) -> jax.Array:
     return jnp.where(position < memory + window, position, memory + window + (position - window) % memory)
 
 
-def left_window(cached: jax.Array, new: jax.Array) -> jax.Array:
-    """What leaves a cache [b w h k] when new entries [b n h k] come, oldest first, [b n h k]."""
+def left_window(state: State, name: str, new: jax.Array) -> jax.Array:
+    """What leaves the window's keys or values when new entries [b n h k] come, oldest first, [b n h k]."""
+    if is_ring(state) and new.shape[1] == 1:
+        return heads_first(oldest(state[name], state["place"], axis=2)).astype(new.dtype)
+    cached = (cache_of(state) if is_ring(state) else state)[name]  # [b w h k]
     n, window = new.shape[1], cached.shape[1]
     return jnp.concatenate([cached[:, :n].astype(new.dtype), new[:, : max(n - window, 0)]], axis=1)
 

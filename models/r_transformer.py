@@ -22,8 +22,9 @@ from block_recurrent.layers.axes import devices_along
 from block_recurrent.layers.convolution import next_tail, taps
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, project_gates, uniform
+from block_recurrent.layers.products import weights_gradient
 from models.lrn import UNITS, activation_of
-from models.rnn import CELLS, Biases, Cell, Gates, cell_weights, product
+from models.rnn import CELLS, Biases, Cell, Gates, cell_weights, from_state
 from models.sru import sru_cell
 from models.transformer import TransformerLayer
 
@@ -50,7 +51,7 @@ def matrix_states_forward(cell, weights, biases, taps):
     zeros = jnp.zeros(taps[0][0].shape, jnp.float32)
     before, kept = [(zeros,) * cell.carries], []
     for step, u in enumerate(taps):
-        q = jnp.split(product(cast, before[-1][0]), cell.gates, axis=-1) if step else [zeros] * cell.gates
+        q = jnp.split(from_state(cast, before[-1][0]), cell.gates, axis=-1) if step else [zeros] * cell.gates
         kept.append(gates_from(cell, u, q, biases))
         before.append(cell.step(before[-1], kept[-1]))
     like_u = jnp.zeros((0,), dtype)
@@ -87,8 +88,8 @@ def matrix_states_backward(cell, residuals, into_h):
         into_own += into_q[-1]
         if step:
             flat = jnp.concatenate(into_q, axis=-1).astype(dtype)
-            into = (into[0] + product(transposed, flat), *into[1:])
-            into_weights += product(flat, before[step][0].T)
+            into = (into[0] + from_state(transposed, flat), *into[1:])
+            into_weights += weights_gradient(before[step][0].astype(dtype), flat)
     into_bias = jnp.stack([sum(parts).sum(axis=0) for parts in zip(*into_taps, strict=True)])
     into_taps = [tuple(part.astype(dtype) for part in u) for u in reversed(into_taps)]
     return into_weights, (into_bias, into_own.sum(axis=0)), into_taps

@@ -20,6 +20,7 @@ from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import row_dropout, weight_dropout
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, uniform
+from block_recurrent.layers.products import product, weights_gradient
 
 Carry = tuple[jax.Array, ...]  # the state h first, then whatever else a cell remembers
 Gates = tuple[jax.Array, ...]  # an array for each gate, of the carry's shape
@@ -77,7 +78,7 @@ def cell_of(name: str) -> Cell:
     return CELLS[name]
 
 
-def product(weights: jax.Array, h: jax.Array) -> jax.Array:
+def from_state(weights: jax.Array, h: jax.Array) -> jax.Array:
     """h [b d] by weights [d e] in their type, added up in float32."""
     return jnp.dot(h.astype(weights.dtype), weights, preferred_element_type=jnp.float32)
 
@@ -138,7 +139,7 @@ def scan_cell(cell, weights, biases, u, start, carry, keep=False):
     def step(carry, now):
         u, start = now
         carry = forgotten(carry, start)
-        after, kept = advance(cell, carry, u, product(weights, carry[0]).reshape(u.shape), biases)
+        after, kept = advance(cell, carry, u, from_state(weights, carry[0]).reshape(u.shape), biases)
         return after, (after[0].astype(u.dtype), (kept, after) if keep else None)
 
     carry, (states, kept) = jax.lax.scan(step, carry, (u, start))
@@ -161,16 +162,21 @@ def run_cell_backward(cell, residuals, cotangents):
         kept, before, start, into_output = now
         into = (into[0] + into_output.astype(jnp.float32), *into[1:])
         into_before, into_u, into_q = go_back(cell, before, kept, into)
-        into_before = (into_before[0] + product(transposed, into_q.reshape(len(into_q), -1)), *into_before[1:])
+        into_before = (into_before[0] + from_state(transposed, into_q.reshape(len(into_q), -1)), *into_before[1:])
         return forgotten(into_before, start), (into_u if cell.own_bias else None, into_q)
 
     into_first, (into_u, into_q) = jax.lax.scan(step, into_last, (kept, before, start, into_states), reverse=True)
     into_u = into_q if into_u is None else into_u
-    # Flat, for XLA's product by the rows of both: by the axes of an einsum it would lay the states out anew.
     tokens = into_q.shape[0] * into_q.shape[1]
     h, into_gates = (a.reshape(tokens, -1).astype(weights.dtype) for a in (before[0], into_q))
     into_biases = into_u.sum(axis=(0, 1)), into_q[:, :, -1].sum(axis=(0, 1))
-    return h.T @ into_gates, into_biases, into_u.astype(like_u.dtype), None, into_first
+    return (
+        weights_gradient(h, into_gates).astype(weights.dtype),
+        into_biases,
+        into_u.astype(like_u.dtype),
+        None,
+        into_first,
+    )
 
 
 run_cell.defvjp(run_cell_forward, run_cell_backward)
@@ -185,8 +191,8 @@ def run_reset_first(weights: jax.Array, bias: jax.Array, u: jax.Array, start: ja
         u, start = now
         (h,) = forgotten(carry, start)
         p = jnp.moveaxis(u.astype(jnp.float32) + bias, 1, 0)
-        reset, update = jax.nn.sigmoid(p[:2] + jnp.stack(jnp.split(product(gates, h), 2, axis=-1)))
-        h = (1.0 - update) * jnp.tanh(p[2] + product(candidate, reset * h)) + update * h
+        reset, update = jax.nn.sigmoid(p[:2] + jnp.stack(jnp.split(from_state(gates, h), 2, axis=-1)))
+        h = (1.0 - update) * jnp.tanh(p[2] + from_state(candidate, reset * h)) + update * h
         return (h,), h.astype(u.dtype)
 
     return jax.lax.scan(step, carry, (u, start))
@@ -247,7 +253,7 @@ def through_cell(layer: RNNLayer, weights: tuple, x: jax.Array, carry: Carry, st
     inner = inner.reshape(len(inner), -1)  # [d gates*d]
     # The loop takes tokens one after another: the input is turned, not the gates, which are larger.
     turned = x.swapaxes(0, 1).reshape(-1, x.shape[-1])
-    u = turned @ into.astype(x.dtype).reshape(len(into), -1)
+    u = product(turned, into.astype(x.dtype).reshape(len(into), -1))
     u = u.reshape(x.shape[1], x.shape[0], *into.shape[1:])  # [n b gates d]
     u = constrain(u, "length", "batch", None, "channels")
     if layer.reset_first:

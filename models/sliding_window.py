@@ -12,16 +12,18 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.layers import health
-from block_recurrent.layers.attention import attend, query_tile_of, scaled, sliding_window_attention
+from block_recurrent.layers.attention import attend_by_head, query_tile_of, scaled
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.feed_forward import FeedForward
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import attention_mask, bias_table, kernel, project, project_unit, scale
+from block_recurrent.layers.products import product
+from block_recurrent.layers.window import WindowState, attend_window
 
 
-class SlidingWindowLayer(nn.Module):
+class SlidingWindowLayer(WindowState, nn.Module):
     """Attention over the last `window` tokens, then a feed-forward sublayer.
 
     `query_tile`, a divisor of the window, is how many queries are attended at once: each tile reads window + query_tile
@@ -65,28 +67,27 @@ class SlidingWindowLayer(nn.Module):
         shape = (self.heads, self.head_dim)
         x = x.astype(self.dtype)
         u = tied_dropout(self, rms_norm(x, scale(self, "attention_norm", d)), self.dropout)
-        attended, keys, values = sliding_window_attention(
+        attended, state = attend_window(
             project_unit(self, "queries", u, *shape),
             project_unit(self, "keys", u, *shape),
             project(self, "values", u, *shape),
-            state["keys"],
-            state["values"],
+            state,
             start,
             scale(self, "attention_scale", self.heads),
             bias_table(self, "relative_bias", self.heads),
-            query_tile_of(self.window, self.query_tile),
-            attention_mask(self, self.dropout, self.heads, self.window, n),
-            self.sees_itself,
-            self.mask_empty,
+            query_tile=query_tile_of(self.window, self.query_tile),
+            keep=attention_mask(self, self.dropout, self.heads, self.window, n),
+            sees_itself=self.sees_itself,
+            mask_empty=self.mask_empty,
         )
         attended = attended.reshape(b, n, -1)
         if shown is not None:
             cross_queries = project_unit(self, "cross_queries", u, *shape)
-            in_states = attend(scaled(cross_queries, scale(self, "cross_scale", self.heads)), *shown)
+            in_states = attend_by_head(scaled(cross_queries, scale(self, "cross_scale", self.heads)), *shown)
             attended = jnp.concatenate([attended, in_states.reshape(b, n, -1)], axis=-1)
         output_kernel = kernel(self, "attention_output", (attended.shape[-1], d), "heads", "embed").astype(self.dtype)
         if shown is not None and health.watched(self):
             health.sow(self, state_share=health.share_of_states(attended, output_kernel))
-        x = constrain(x + attended @ output_kernel, "batch", "length", "embed")
+        x = constrain(x + product(attended, output_kernel), "batch", "length", "embed")
         y = FeedForward(self.mlp_dim, self.dropout, name="feed_forward")(x)
-        return constrain(y, "batch", "length", "embed"), {"keys": keys, "values": values}
+        return constrain(y, "batch", "length", "embed"), state

@@ -22,7 +22,7 @@ from jax.nn.initializers import xavier_uniform
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers import inspection
-from block_recurrent.layers.attention import query_tile_of, sliding_window_attention, tail_of_document
+from block_recurrent.layers.attention import query_tile_of, tail_of_document
 from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.dropout import dropout, in_training, row_dropout
 from block_recurrent.layers.fields import check_fields
@@ -38,7 +38,9 @@ from block_recurrent.layers.parameters import (
     uniform,
     xavier_gates,
 )
+from block_recurrent.layers.products import product
 from block_recurrent.layers.recurrence import recur
+from block_recurrent.layers.window import WindowState, attend_window, is_ring, oldest_first, put
 
 HIGHWAYS = ("input", "projected", None)
 NORMS = (None, "pre", "post")
@@ -157,7 +159,7 @@ class SRULayer(SRUBase):
         u = self.norm_at("pre", self.dim)(x)
         if self.projection:
             shape = (self.dim, self.projection)
-            u = u @ kernel(self, "projection", shape, "embed", None, init=xavier_uniform()).astype(u.dtype)
+            u = product(u, kernel(self, "projection", shape, "embed", None, init=xavier_uniform()).astype(u.dtype))
         u = project_gates(u, gate_kernel(self, "kernel", (u.shape[-1], self.gates, self.width)))
         if self.biased:
             names = ["candidate_bias", None, None, "highway_offset"][: self.gates]
@@ -207,7 +209,7 @@ class SRUEncoderLayer(SRULayer):
         return self.norm_at("post", self.width)(y), jnp.concatenate(carries, axis=-1)
 
 
-class SRUppLayer(SRUBase):
+class SRUppLayer(WindowState, SRUBase):
     """SRU++: attention over the last `context` tokens, the token itself included, makes the gates' pre-activations.
 
     Queries, keys and values live in `projection` dimensions; `alpha`, which starts at zero, lets attention in. Without
@@ -248,13 +250,30 @@ class SRUppLayer(SRUBase):
             state |= {"keys": jnp.zeros(in_heads, self.dtype), "values": jnp.zeros(in_heads, self.dtype)}
         return state
 
+    def for_decoding(self, state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """With rings of keys, values and inputs; `raw_memory` makes keys and values of the inputs at every call."""
+        return super().for_decoding(state) if self.attention and not self.raw_memory else state
+
+    def from_decoding(self, state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        if not is_ring(state):
+            return state
+        filled = oldest_first(state["filled"], state["place"])[..., None]
+        memory = jnp.where(filled, oldest_first(state["memory"], state["place"]), 0.0)
+        return {**super().from_decoding(state), "memory": memory}
+
     @nn.compact
     def __call__(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
+        if is_ring(state) and (x.shape[1] > 1 or in_training(self)):
+            y, state = self.through(x, self.from_decoding(state), start)
+            return y, self.for_decoding(state)
+        return self.through(x, state, start)
+
+    def through(self, x: jax.Array, state: dict[str, jax.Array], start: jax.Array):
         x = x.astype(self.dtype)
         norm = self.norm_at("pre", self.dim)
         shape = (self.dim, self.projection)
         down = kernel(self, "projection_kernel", shape, "embed", None, init=xavier_uniform()).astype(self.dtype)
-        queries = norm(x) @ down  # [b n p]
+        queries = product(norm(x), down)  # [b n p]
         mixed, next_state = queries, {}
         if self.attention:
             attended, next_state = self.attend(x, queries, down, norm, state, start)
@@ -280,27 +299,29 @@ class SRUppLayer(SRUBase):
                 part.reshape(*z.shape[:2], self.heads, -1) for part in jnp.moveaxis(project_gates(z, weights), 2, 0)
             )
 
-        cached_keys, cached_values = state["keys"], state["values"]
+        window = state
         if in_training(self) or self.raw_memory:
             memory = state["memory"]
             there = jnp.any(memory != 0.0, axis=-1, keepdims=True)
             memory = memory if self.raw_memory else jnp.where(there, norm(memory), 0.0)
-            cached_keys, cached_values = keys_and_values(memory @ down)
+            window = dict(zip(("keys", "values"), keys_and_values(product(memory, down)), strict=True))
         keys, values = keys_and_values(queries)
-        attended, keys, values = sliding_window_attention(
+        attended, window = attend_window(
             queries.reshape(keys.shape),
             keys,
             values,
-            cached_keys,
-            cached_values,
+            window,
             start,
             jnp.full((self.heads,), (p // self.heads) ** -0.5),
             None,
-            query_tile_of(self.context, self.query_tile),
-            attention_mask(self, self.attention_dropout, self.heads, self.context, n),
+            query_tile=query_tile_of(self.context, self.query_tile),
+            keep=attention_mask(self, self.attention_dropout, self.heads, self.context, n),
             sees_itself=True,
             mask_empty=True,
             starts_anywhere=True,
         )
-        memory = tail_of_document(jnp.concatenate([state["memory"], x], axis=1), start)
-        return attended.reshape(b, n, p), {"memory": memory, "keys": keys, "values": values}
+        if is_ring(window):
+            memory = put(state["memory"], x, state["place"])
+        else:
+            memory = tail_of_document(jnp.concatenate([state["memory"], x], axis=1), start)
+        return attended.reshape(b, n, p), {"memory": memory, **window}

@@ -18,6 +18,7 @@ from block_recurrent.layers.convolution import windows
 from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.parameters import channel_vector, gate_kernel, normal, uniform
+from block_recurrent.layers.products import product
 from block_recurrent.ranges import WHOLE_1
 
 
@@ -58,7 +59,7 @@ class TCNLayer(nn.Module):
             init = partitioned(normal(0.01), "embed", "channels")
             down = self.param("downsample", init, (self.dim, self.width), jnp.float32).astype(self.dtype)
             bias = channel_vector(self, "downsample_bias", (self.width,), uniform(self.dim**-0.5))
-            passed = x @ down + bias.astype(self.dtype)
+            passed = product(x, down) + bias.astype(self.dtype)
         return nn.relu(y + passed), {"inputs": inputs, "hidden": hidden_tail}
 
     def convolved(self, name: str, x: jax.Array, tail: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -71,7 +72,7 @@ class TCNLayer(nn.Module):
         weights = (direction * (gain / length)).swapaxes(0, 1).reshape(-1, self.width)  # taps first, as in the windows
         bias = channel_vector(self, f"{name}_bias", (self.width,), init)
         seen, tail = windows(x, tail, start, self.dilation)
-        y = nn.relu(seen @ weights.astype(self.dtype) + bias.astype(self.dtype))
+        y = nn.relu(product(seen, weights.astype(self.dtype)) + bias.astype(self.dtype))
         return dropout(self, constrain(y, "batch", "length", "channels"), self.dropout), tail
 
 

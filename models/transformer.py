@@ -14,12 +14,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
-from block_recurrent.layers.attention import query_tile_of, sliding_window_attention
+from block_recurrent.layers.attention import query_tile_of
 from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.fields import check_fields
 from block_recurrent.layers.norms import layer_norm_unbiased
 from block_recurrent.layers.parameters import attention_mask, linear_map, offset, scale
+from block_recurrent.layers.products import product
+from block_recurrent.layers.window import Window, WindowState, attend_window
 
 
 class Positions(nn.Module):
@@ -53,7 +55,7 @@ class Positions(nn.Module):
         return x + signal.astype(x.dtype), {"position": position[:, -1] + 1}
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(WindowState, nn.Module):
     """Attention over the last `context` tokens, then a feed-forward sublayer of four times the width."""
 
     dim: int
@@ -84,7 +86,8 @@ class TransformerLayer(nn.Module):
         kept = {}
 
         def attention(u):
-            y, kept["keys"], kept["values"] = self.attended(u, state["keys"], state["values"], start)
+            y, window = self.attended(u, state, start)
+            kept.update(window)
             return y
 
         x = self.sublayer("attention", x, attention)
@@ -98,32 +101,31 @@ class TransformerLayer(nn.Module):
 
     def linear(self, name: str, x: jax.Array, width: int, *axes: str) -> jax.Array:
         weights, bias = linear_map(self, name, x.shape[-1], width, *axes)
-        return x @ weights.astype(x.dtype) + bias.astype(x.dtype)
+        return product(x, weights.astype(x.dtype)) + bias.astype(x.dtype)
 
-    def attended(self, u: jax.Array, cached_keys: jax.Array, cached_values: jax.Array, start: jax.Array):
-        """What attention gives [b n d], and the keys and values to keep."""
+    def attended(self, u: jax.Array, state: dict[str, jax.Array], start: jax.Array) -> tuple[jax.Array, Window]:
+        """The output of attention [b n d], and the next window."""
 
         def in_heads(name):
             flat = self.linear(name, u, self.dim, "embed", "heads")
             return constrain(flat.reshape(*u.shape[:2], self.heads, -1), "batch", "length", "heads", None)
 
-        y, keys, values = sliding_window_attention(  # eqs. 4 to 6 of the R-Transformer's paper
+        y, window = attend_window(  # eqs. 4 to 6 of the R-Transformer's paper
             in_heads("queries"),
             in_heads("keys"),
             in_heads("values"),
-            cached_keys,
-            cached_values,
+            state,
             start,
             jnp.full((self.heads,), (self.dim // self.heads) ** -0.5),
             None,
-            query_tile_of(self.context, self.query_tile),
-            attention_mask(self, self.dropout, self.heads, self.context, u.shape[1]),
+            query_tile=query_tile_of(self.context, self.query_tile),
+            keep=attention_mask(self, self.dropout, self.heads, self.context, u.shape[1]),
             sees_itself=True,
             mask_empty=True,
             starts_anywhere=True,
         )
         y = self.linear("attention_output", y.reshape(*u.shape[:2], -1), self.dim, "heads", "embed")
-        return y, keys, values
+        return y, window
 
     def feed_forward(self, u: jax.Array) -> jax.Array:
         hidden = nn.relu(self.linear("hidden", u, 4 * self.dim, "embed", "mlp"))  # eq. 7

@@ -15,6 +15,7 @@ from block_recurrent.layers.axes import partitioned
 from block_recurrent.layers.dropout import dropout
 from block_recurrent.layers.heads import Head, cross_entropy, look_up, scores
 from block_recurrent.layers.parameters import kernel, offset
+from block_recurrent.layers.products import product
 from block_recurrent.ranges import WHOLE_1
 
 
@@ -60,7 +61,7 @@ class Adaptive(Head):
         for first, (table, projection) in zip((0, *self.cutoffs), tables, strict=True):
             inside = (tokens >= first) & (tokens < first + len(table))
             vectors = look_up(table, jnp.where(inside, tokens - first, 0)).astype(dtype)  # [b n e_i]
-            vectors = dropout(self, vectors, self.dropout) @ projection.astype(dtype)
+            vectors = product(dropout(self, vectors, self.dropout), projection.astype(dtype))
             x += jnp.where(inside[..., None], vectors, 0.0)
         return x
 
@@ -70,7 +71,7 @@ class Adaptive(Head):
         latents, weights = [], []
         for i, (table, projection) in enumerate(tables):
             outward = self.outward(i, projection, features.shape[-1]).astype(features.dtype)
-            latents.append(dropout(self, features @ outward, self.dropout))
+            latents.append(dropout(self, product(features, outward), self.dropout))
             weights.append((table, offset(self, f"bias_{i}", len(table), "vocab")))
         entries = kernel(self, "clusters", (latents[0].shape[-1], len(self.cutoffs)), "embed", None)
         return tuple(latents), (*weights, (entries.T, offset(self, "clusters_bias", len(self.cutoffs))))

@@ -7,6 +7,7 @@ from block_recurrent.layers.axes import constrain
 from block_recurrent.layers.dropout import tied_dropout
 from block_recurrent.layers.norms import rms_norm
 from block_recurrent.layers.parameters import kernel, scale
+from block_recurrent.layers.products import product
 
 
 class FeedForward(nn.Module):
@@ -20,6 +21,6 @@ class FeedForward(nn.Module):
         d = x.shape[-1]
         hidden_kernel = kernel(self, "hidden", (d, self.width), "embed", "mlp")
         output_kernel = kernel(self, "output", (self.width, d), "mlp", "embed")
-        hidden = rms_norm(x, scale(self, "norm", d)) @ hidden_kernel.astype(x.dtype)  # [b n f]
+        hidden = product(rms_norm(x, scale(self, "norm", d)), hidden_kernel.astype(x.dtype))  # [b n f]
         hidden = constrain(nn.relu(hidden), "batch", "length", "mlp")
-        return x + tied_dropout(self, hidden @ output_kernel.astype(x.dtype), self.dropout)
+        return x + tied_dropout(self, product(hidden, output_kernel.astype(x.dtype)), self.dropout)

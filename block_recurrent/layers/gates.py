@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from block_recurrent.layers.axes import partitioned
+from block_recurrent.layers.products import product
 
 GATES = ("fixed", "lstm")
 
@@ -46,6 +47,6 @@ def gate(
         kept = jax.nn.sigmoid(p["bias"])  # eq. 2
         taken = 1 - kept
     else:
-        taken = jax.nn.sigmoid(hidden @ p["input_kernel"] + p["input_bias"] - 1)  # eq. 5
-        kept = jax.nn.sigmoid(hidden @ p["forget_kernel"] + p["forget_bias"] + 1)  # eq. 6
+        taken = jax.nn.sigmoid(product(hidden, p["input_kernel"]) + p["input_bias"] - 1)  # eq. 5
+        kept = jax.nn.sigmoid(product(hidden, p["forget_kernel"]) + p["forget_bias"] + 1)  # eq. 6
     return old * kept + new * taken, kept, taken  # eq. 3, eq. 7

@@ -19,6 +19,7 @@ from jax.nn.initializers import Initializer
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import row_dropout
 from block_recurrent.layers.parameters import kernel, kernel_init, offset
+from block_recurrent.layers.products import product
 
 
 class Head(nn.Module):
@@ -35,7 +36,7 @@ class Head(nn.Module):
     def embed(self, tables: tuple, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
         embedding, projection = tables
         vectors = look_up(embedding, tokens).astype(dtype)
-        return vectors if projection is None else vectors @ projection.astype(dtype)
+        return vectors if projection is None else product(vectors, projection.astype(dtype))
 
     def record(self, vocabulary_size: int) -> int | None:
         """How many numbers make a position of the input, [b n record] then; None for tokens, [b n]."""
@@ -64,12 +65,13 @@ class Tied(Head):
         vocabulary_size, width = embedding.shape
         if features.shape[-1] != width:
             projection = kernel(self, "projection", (features.shape[-1], width), "embed", None)
-            features = features @ projection.astype(features.dtype)
+            features = product(features, projection.astype(features.dtype))
         return features, (embedding, offset(self, "bias", vocabulary_size, "vocab") if self.bias else None)
 
     def logits(self, latents: jax.Array, weights: tuple) -> jax.Array:
         embedding, bias = weights
-        return scores(latents, embedding * embedding.shape[1] ** -0.5 if self.scaled else embedding, bias)
+        # The latents are scaled, not the table: there are fewer of them, and no copy of the table is made.
+        return scores(latents * embedding.shape[1] ** -0.5 if self.scaled else latents, embedding, bias)
 
 
 class Untied(Head):
@@ -99,7 +101,7 @@ class MixtureOfSoftmaxes(Head):
         embedding, _ = tables
         (vocabulary_size, width), dtype = embedding.shape, features.dtype
         into = kernel(self, "latents", (features.shape[-1], self.experts * width), "embed", "mlp").astype(dtype)
-        latents = jnp.tanh(features @ into + offset(self, "latents_bias", into.shape[1], "mlp").astype(dtype))
+        latents = jnp.tanh(product(features, into) + offset(self, "latents_bias", into.shape[1], "mlp").astype(dtype))
         latents = row_dropout(self, latents, self.dropout).reshape(*features.shape[:-1], self.experts, width)
         prior = kernel(self, "prior", (features.shape[-1], self.experts), "embed", None).astype(dtype)
         prior = jnp.einsum("bnd,de->bne", features, prior, preferred_element_type=jnp.float32)

@@ -59,6 +59,14 @@ class LanguageModel(nn.Module):
     def initial_state(self, batch: int) -> tuple:
         return self.stack.initial_state(batch)
 
+    def for_decoding(self, state: tuple) -> tuple:
+        """The state as one token at a time is fastest; calls take and return either form."""
+        return self.stack.for_decoding(state)
+
+    def from_decoding(self, state: tuple) -> tuple:
+        """The state as training and saved streams have it."""
+        return self.stack.from_decoding(state)
+
     def blank(self, rows: int, n: int) -> jax.Array:
         """Inputs of zeros, of the shape and type that the model takes."""
         record = self.head.record(self.vocabulary_size)

@@ -11,6 +11,7 @@ from jax.nn.initializers import Initializer
 from block_recurrent.layers.axes import constrain, partitioned
 from block_recurrent.layers.dropout import dropout_key, keep_mask
 from block_recurrent.layers.norms import l2_normalise
+from block_recurrent.layers.products import product
 from block_recurrent.layers.relative_bias import BUCKETS
 from block_recurrent.ranges import RATE, WHOLE_1
 
@@ -62,7 +63,7 @@ def gate_kernel(module: nn.Module, name: str, shape: tuple[int, int, int], init:
 def project_gates(x: jax.Array, weights: jax.Array) -> jax.Array:
     """Pre-activations [b n gates channels] of all gates in one product, by weights [in gates channels]."""
     width, gates, channels = weights.shape
-    projected = x @ weights.astype(x.dtype).reshape(width, gates * channels)
+    projected = product(x, weights.astype(x.dtype).reshape(width, gates * channels))
     return constrain(projected.reshape(*x.shape[:-1], gates, channels), "batch", "length", None, "channels")
 
 
@@ -84,7 +85,7 @@ def offset(module: nn.Module, name: str, size: int, axis: str | None = None) -> 
 
 def in_heads(x: jax.Array, weights: jax.Array, heads: int) -> jax.Array:
     """Projects [b n d] by weights [d hk] and splits the heads: [b n h k]."""
-    projected = (x @ weights.astype(x.dtype)).reshape(*x.shape[:-1], heads, -1)
+    projected = product(x, weights.astype(x.dtype)).reshape(*x.shape[:-1], heads, -1)
     return constrain(projected, "batch", "length", "heads", None)
 
 

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 
 from block_recurrent.errors import UserError
 from block_recurrent.layers.recurrence_associative import associative
-from block_recurrent.layers.recurrence_pallas import pallas, platform
+from block_recurrent.layers.recurrence_pallas import pallas
 from block_recurrent.layers.recurrence_scan import scan
+from block_recurrent.layers.target import platform
 
 Cell = Callable[..., tuple[Any, Any]]  # (carry, inputs of a token, *shared) -> (carry, output of the token)
 

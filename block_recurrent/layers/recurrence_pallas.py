@@ -18,13 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
+from block_recurrent.layers.target import platform
+
 VMEM_BYTES = 10 * 2**20  # of 16 MB, for the blocks that the backward kernel holds at once
-
-
-def platform() -> str:
-    """What the program is made for: the devices of the mesh in use, which may not be this machine's, or the default."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.platform if device is not None else jax.default_backend()
 
 
 def pallas(cell: Callable, carry: Any, inputs: Any, starts: jax.Array, shared: tuple) -> tuple[Any, Any]:

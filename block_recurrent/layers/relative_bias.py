@@ -17,6 +17,12 @@ def bucket(distance: np.ndarray) -> np.ndarray:
     return np.where(distance < exact, distance, np.minimum(log_bucket, BUCKETS - 1))
 
 
+def distance_bias(table: jax.Array, scale: jax.Array, window: int, sees_itself: bool = False) -> jax.Array:
+    """The scaled bias of the keys in a query's window, [h w] from a table [h BUCKETS], the furthest key first."""
+    one_hot = np.eye(BUCKETS, dtype=np.float32)[bucket(np.arange(window, 0, -1) - int(sees_itself))]  # [w BUCKETS]
+    return jnp.einsum("hc,wc->hw", table * scale[:, None], one_hot, precision="highest")
+
+
 def window_bias(table: jax.Array, scale: jax.Array, window: int, queries: int, sees_itself: bool = False) -> jax.Array:
     """The scaled bias of a tile, MASKED outside the window: [h q j] from a table [h BUCKETS].
 
@@ -26,8 +32,7 @@ def window_bias(table: jax.Array, scale: jax.Array, window: int, queries: int, s
     no scatter in the gradient.
     """
     own = int(sees_itself)
-    one_hot = np.eye(BUCKETS, dtype=np.float32)[bucket(np.arange(window, 0, -1) - own)]  # [w BUCKETS]
-    by_distance = jnp.einsum("hc,wc->hw", table * scale[:, None], one_hot, precision="highest")
+    by_distance = distance_bias(table, scale, window, sees_itself)
     period = window + 2 * queries
     diagonal = jnp.pad(by_distance, ((0, 0), (own, 2 * queries - own)), constant_values=MASKED)  # [h period]
     skewed = jnp.tile(diagonal, (1, queries))[:, : queries * (period - 1)]

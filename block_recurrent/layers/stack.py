@@ -11,8 +11,10 @@ from flax import linen as nn
 from block_recurrent.errors import UserError
 from block_recurrent.layers import health, inspection
 from block_recurrent.layers.fields import check_layer
+from block_recurrent.layers.target import platform
 
 MOST_LAYERS = 10_000
+UNROLLED = 16  # equal layers that a CPU's program has side by side: faster than a loop over depth, longer to compile
 
 
 def pattern(spec: str, layers: Mapping[str, nn.Module | Callable[[], nn.Module]]) -> tuple[nn.Module, ...]:
@@ -116,6 +118,21 @@ class Stack(nn.Module):
 
         return tuple(map(repeated, self.layers, self.depths))
 
+    def for_decoding(self, state: tuple) -> tuple:
+        """The state as decoding keeps it, of those layers that have such a form; calls take and return either."""
+        return self.converted("for_decoding", state)
+
+    def from_decoding(self, state: tuple) -> tuple:
+        """The state as training and saved streams have it."""
+        return self.converted("from_decoding", state)
+
+    def converted(self, method: str, state: tuple) -> tuple:
+        def of_run(layer, depth, state):
+            convert = getattr(layer, method, lambda state: state)
+            return convert(state) if depth == 1 else jax.vmap(convert, in_axes=1, out_axes=1)(state)
+
+        return tuple(map(of_run, self.layers, self.depths, state))
+
     @nn.compact
     def __call__(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
         return self.through_layers(x, state, start)
@@ -144,6 +161,7 @@ class Stack(nn.Module):
                     out_axes=1,
                     length=depth,
                     metadata_params={nn.PARTITION_NAME: "layers"},
+                    unroll=min(depth, UNROLLED) if platform() == "cpu" else 1,
                 )
                 x, layer_state = over_depth(layer, x, layer_state, *shown)
             else:

@@ -11,6 +11,7 @@ import pytest
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.layers import products
 from tests.laws.registry import CASES
 from tests.reference.constants import recorded, repeated
 
@@ -154,6 +155,37 @@ def test_a_call_of_odd_length_takes_starts_anywhere(subject, blocks):
     assert_trees_close((jnp.concatenate(outputs, axis=1), state), whole)
 
 
+def test_states_for_decoding(subject):
+    """Laws 1, 2, 4 and 6 by the state that decoding keeps: from inside a block, starts anywhere, and back again."""
+    if not hasattr(subject.layer, "for_decoding"):
+        pytest.skip("this layer decodes by the state that it trains with")
+    for_decoding, from_decoding = (jax.jit(getattr(subject.layer, f"{way}_decoding")) for way in ("for", "from"))
+    inside = 1 + subject.block // 2
+    n = 2 * subject.block + 1
+    x, start = subject.x[:, :n], np.zeros((ROWS, n), bool)
+    start[0, inside] = start[1, inside + 2] = start[2, n - 2] = True
+    _, state = subject.run(x[:, :inside], subject.state, subject.no_start[:, :inside])
+    decoding = for_decoding(state)
+    assert all(leaf.shape[0] == ROWS for leaf in jax.tree.leaves(decoding))
+    assert_trees_close(from_decoding(decoding), state)
+
+    order = np.array([2, 0, 1])
+    permuted = rows(decoding, order)
+    for t in range(inside, n):
+        y, state = subject.run(x[:, t : t + 1], state, start[:, t : t + 1])
+        again, after = subject.run(x[:, t : t + 1], decoding, start[:, t : t + 1])
+        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, decoding)
+        decoding = after
+        moved, permuted = subject.run(x[order, t : t + 1], permuted, start[order, t : t + 1])
+        assert_trees_close(again, y)
+        assert_trees_close(moved, again[order])
+    assert_trees_close(from_decoding(decoding), state)
+    assert_trees_close(rows(from_decoding(decoding), order), from_decoding(permuted))
+    segment, none = subject.x[:, : subject.block], subject.no_start[:, : subject.block]
+    (y, state), (again, after) = (subject.run(segment, given, none) for given in (state, decoding))
+    assert_trees_close((again, from_decoding(after)), (y, state))
+
+
 def test_causality(subject):
     """Law 3: changing input t changes outputs from t on, and none before."""
     y, _ = subject.whole
@@ -229,6 +261,23 @@ def test_reference_gradients(subject):
         along = sum(jax.tree.leaves(jax.tree.map(lambda g, d: np.sum(g * d), gradient, direction)))
         size = np.sqrt(sum(jax.tree.leaves(jax.tree.map(lambda g: np.sum(g * g), gradient))))
         assert abs(along - expected) < 1e-4 * size
+
+
+ONE_OF_EACH = {type(case.layer): case for case in reversed(CASES)}.values()
+
+
+@pytest.mark.parametrize("subject", ONE_OF_EACH, ids=[case.name for case in ONE_OF_EACH], indirect=True)
+def test_gradients_do_not_depend_on_the_form_of_products(subject):
+    """The form that the platform prefers is the one that the other laws run."""
+    cotangent = np.random.default_rng(1).normal(size=subject.whole[0].shape).astype(np.float32)
+
+    def total(params):  # a function of its own, so that it is traced anew
+        return jnp.sum(subject.layer.apply({"params": params}, subject.x, subject.state, subject.start)[0] * cotangent)
+
+    (other,) = (form for form in products.FORMS if form != products.form_in_use())
+    with products.forced(other):
+        found = jax.jit(jax.grad(total))(subject.params)
+    assert_trees_close(found, subject.gradient(subject.params, subject.state, cotangent), rtol=1e-4, atol=1e-4)
 
 
 SINGLE = {type(layer): layer for case in CASES for layer in getattr(case.layer, "layers", (case.layer,))}

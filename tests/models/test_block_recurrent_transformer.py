@@ -31,6 +31,23 @@ def test_training_through_whole_blocks_from_inside_a_block_is_not_silent():
     assert np.all(np.isnan(total(params, inside)["params"]["keys"]))
 
 
+def test_states_are_updated_in_the_rows_whose_block_ends():
+    """Five rows: one, two or all of them end a block together, one by one or all at once."""
+    layer, rows, n = recurrent(gate="lstm"), 5, 14
+    x = np.random.default_rng(0).normal(size=(rows, n, 12)).astype(np.float32)
+    start, state = np.zeros((rows, n), bool), layer.initial_state(rows)
+    start[0, 1] = start[1, 2] = start[2, 2] = True  # blocks end after 5, 6, 6, 4, 4 tokens
+    start[:, 9] = True  # and from here all together
+    params = nn.unbox(layer.init(jax.random.key(0), x[:, :4], state, start[:, :4]))
+    apply = jax.jit(layer.apply)
+    decoding = layer.for_decoding(state)
+    for t in range(n):
+        y, state = apply(params, x[:, t : t + 1], state, start[:, t : t + 1])
+        again, decoding = apply(params, x[:, t : t + 1], decoding, start[:, t : t + 1])
+        np.testing.assert_allclose(again, y, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(decoding["recurrent"], state["recurrent"], rtol=2e-5, atol=2e-5)
+
+
 def test_only_the_state_update_is_sequential():
     """The scan over blocks holds the states' four projections, two attentions and the projection into the gate."""
     layer = recurrent()

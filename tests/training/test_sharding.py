@@ -24,6 +24,7 @@ if several:
     processes.join(several[0], 2, int(several[1]))
 from jax.sharding import AxisType
 from block_recurrent.data.store import open_store
+from block_recurrent.layers import products
 from block_recurrent.layers.adaptive import Adaptive
 from block_recurrent.training.sharding import make_mesh
 from models.feedback import feedback_stack
@@ -50,6 +51,9 @@ for name in names.split(","):
             continue
         processes.meet(f"{model} on {name}")
         found[f"{model} on {name}"] = losses(corpus, mesh=mesh, steps=steps, **options)[0]
+    if name == "2x2x2" and not several:
+        with products.forced("plain"):  # as on a TPU
+            found[f"recurrent with plain products on {name}"] = losses(corpus, mesh=mesh, steps=steps, spec="rec")[0]
     if name == "1x1x1":
         found[f"elementwise on {name}"] = losses(corpus, mesh=mesh, steps=steps, **elementwise)[0]
 if jax.process_index() == 0:

@@ -1,0 +1,168 @@
+"""One token at a time through the block-recurrent layer: nothing is shifted, and the states are projected once a block.
+
+The decoding state of models/block_recurrent_transformer.py's layer is a ring of the window whose next place is the
+position inside the block, so that a finished block lies in it in order; beside it
+
+    older_keys, older_values [b h w k]   the block before, for the update of the states
+    recurrent [b s d]                    the states of this block
+    state_keys, state_values [b h s k]   their keys and values, where they are
+    projected [b]                        already there
+
+The states are projected by the first token of a block and updated by its last, in those rows alone.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from block_recurrent.layers.attention import attend, heads_first, holds_token, scaled
+from block_recurrent.layers.window import RING, is_ring
+
+State = dict[str, jax.Array]
+
+
+class RecurrentDecoding:
+    """The part of the layer that decodes, and the state in its two forms."""
+
+    def for_decoding(self, state: State) -> State:
+        """The state as decoding keeps it; the layer takes and returns either form."""
+        if is_ring(state):
+            return state
+        place = state["position"]
+        earlier = jax.vmap(lambda x, place: jax.lax.dynamic_slice_in_dim(x, self.window - place, self.window))
+        in_ring = jax.vmap(lambda x, place: jnp.roll(x[self.window :], place, axis=0))
+        return {
+            **{name: heads_first(in_ring(state[name], place)) for name in ("keys", "values")},
+            "filled": in_ring(holds_token(state["keys"]), place),
+            "place": place,
+            **{f"older_{name}": heads_first(earlier(state[name], place)) for name in ("keys", "values")},
+            "recurrent": state["recurrent"],
+            **{name: heads_first(state[name]) for name in ("state_keys", "state_values")},
+            "projected": place > 0,
+        }
+
+    def from_decoding(self, state: State) -> State:
+        """The state as training and saved streams have it."""
+        if not is_ring(state):
+            return state
+        place, unfinished = state["place"], state["projected"] & (state["place"] > 0)
+        in_block = jnp.arange(self.window) < place[:, None]  # [b w]
+        latest = jax.vmap(lambda x, place: jax.lax.dynamic_slice_in_dim(x, place, 2 * self.window))
+        found = {}
+        for name in ("keys", "values"):
+            older, ring = (heads_first(state[part]) for part in (f"older_{name}", name))  # [b w h k]
+            block = jnp.where(in_block[:, :, None, None], ring, 0.0)
+            found[name] = latest(jnp.concatenate([jnp.zeros_like(older), older, block], axis=1), place)
+            vectors = heads_first(state[f"state_{name}"])
+            found[f"state_{name}"] = rows_where(unfinished, vectors, jnp.zeros_like(vectors))
+        return {**found, "recurrent": state["recurrent"], "position": place}
+
+    def token_by_token(self, cell: Mapping, tokens: Mapping, state: State, start: jax.Array) -> tuple[jax.Array, State]:
+        """Attention [b n 2hk] for any length, from and to any place inside a block; a state of either form."""
+        if start.shape[1] == 1 and is_ring(state):
+            return self.decode(cell, tokens, state, start)
+        in_time = jax.tree.map(lambda a: a.swapaxes(0, 1)[:, :, None], (dict(tokens), start))  # [n b 1 ...]
+
+        def step(state, now):
+            attended, state = self.decode(cell, now[0], state, now[1])
+            return state, attended
+
+        after, attended = jax.lax.scan(step, self.for_decoding(state), in_time)
+        attended = attended[:, :, 0].swapaxes(0, 1)
+        return attended, after if is_ring(state) else self.from_decoding(after)
+
+    def decode(self, cell: Mapping, tokens: Mapping, state: State, start: jax.Array) -> tuple[jax.Array, State]:
+        """Attention [b 1 2hk] of one token of every row, tokens [b 1 h k], and the decoding state after it."""
+        state = self.renewed(cell, state, start[:, 0])
+        ring = {name: state[name] for name in RING}
+        in_window, ring = self.attend_tokens(cell, None, tokens, ring, start)
+        queries = heads_first(scaled(tokens["cross_queries"], cell["cross_scale"]))
+        in_states = heads_first(attend(queries, state["state_keys"], state["state_values"]))
+        attended = jnp.concatenate([a.reshape(*start.shape, -1) for a in (in_window, in_states)], axis=-1)
+        return attended, self.ended(cell, {**state, **ring}, ring["place"] == 0)
+
+    def renewed(self, cell: Mapping, state: State, start: jax.Array) -> State:
+        """The decoding state before a token: rows with a start [b] emptied, states projected where a block begins."""
+
+        def empty(held):
+            recurrent, *older = held
+            return self.begun(cell, start, recurrent), *(
+                rows_where(start, jnp.zeros_like(part), part) for part in older
+            )
+
+        recurrent, older_keys, older_values = repeated(
+            jnp.any(start), empty, (state["recurrent"], state["older_keys"], state["older_values"])
+        )
+        projected = state["projected"] & ~start
+
+        def project(held):
+            seen = self.projections(cell, recurrent)
+            new = (heads_first(seen[name]) for name in ("keys", "values"))
+            return tuple(rows_where(projected, old, new) for old, new in zip(held, new, strict=True))
+
+        state_keys, state_values = repeated(~jnp.all(projected), project, (state["state_keys"], state["state_values"]))
+        return {
+            **state,
+            "filled": state["filled"] & ~start[:, None],
+            "place": jnp.where(start, 0, state["place"]),
+            "recurrent": recurrent,
+            "older_keys": older_keys,
+            "older_values": older_values,
+            "state_keys": state_keys,
+            "state_values": state_values,
+            "projected": jnp.ones_like(projected),
+        }
+
+    def ended(self, cell: Mapping, state: State, ends: jax.Array) -> State:
+        """The decoding state after a token: the states updated in the rows [b] whose block ends with it.
+
+        Rows of a batch whose prompts have different lengths end their blocks apart: a few are updated one by one.
+        """
+        rows = len(ends)
+        tokens = {name: state[name] for name in ("keys", "values")}
+
+        def update(held, tokens):
+            recurrent, older_keys, older_values = held
+            both = (jnp.concatenate(pair, axis=2) for pair in zip((older_keys, older_values), tokens, strict=True))
+            seen = self.projections(cell, recurrent)
+            after, _ = self.next_state(cell, recurrent, seen, *both)
+            return after, *tokens
+
+        def update_all(held):
+            after = update(held, tuple(tokens.values()))
+            return tuple(rows_where(ends, new, old) for new, old in zip(after, held, strict=True))
+
+        def update_one(number, held):
+            row = jnp.argsort(~ends, stable=True)[number]
+            of_row = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), (held, tuple(tokens.values())))
+            after = update(*of_row)
+            return tuple(
+                jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, 0)
+                for old, new in zip(held, after, strict=True)
+            )
+
+        count = jnp.sum(ends)
+        few = count <= rows // 4
+        held = state["recurrent"], state["older_keys"], state["older_values"]
+        held = repeated((count > 0) & ~few, update_all, held)
+        if rows >= 4:
+            held = jax.lax.fori_loop(0, jnp.where(few, count, 0), update_one, held)
+        recurrent, older_keys, older_values = held
+        return {
+            **state,
+            "recurrent": recurrent,
+            "older_keys": older_keys,
+            "older_values": older_values,
+            "projected": state["projected"] & ~ends,
+        }
+
+
+def rows_where(rows: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:
+    """`chosen` in the rows that are true, `other` elsewhere."""
+    return jnp.where(rows.reshape(-1, *[1] * (max(chosen.ndim, other.ndim) - 1)), chosen, other)
+
+
+def repeated(times: jax.Array, function: Callable, held: tuple) -> tuple:
+    """`function(held)` if `times` is true, else `held`: a loop of one turn or none, for a conditional copies it."""
+    return jax.lax.fori_loop(0, times.astype(jnp.int32), lambda _, held: function(held), held)
