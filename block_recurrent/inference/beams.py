@@ -95,6 +95,6 @@ class BeamSearch:
         """The state of all beams before the prompt's last token."""
         read, starts, row = self._reader, state is None, np.asarray(prompt, np.int32)[None]
         whole = read.whole_blocks(len(prompt))
-        state = read(row[:, :whole], read.model.block, read.begin(1, state), starts)
+        state = read.for_decoding(read(row[:, :whole], read.model.block, read.begin(1, state), starts))
         state = read(row[:, whole:-1], 1, state, starts and whole == 0)
         return jax.tree.map(lambda a: jnp.repeat(a, self.rows, axis=0), state)

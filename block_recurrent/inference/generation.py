@@ -12,6 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from block_recurrent.errors import UserError
+from block_recurrent.inference.compute_copy import compute_copy
 from block_recurrent.layers.stack import unrolled, unstacked_params, unstacked_state
 from block_recurrent.ranges import SEED, SHARE, WHOLE_1, Range
 
@@ -73,13 +74,21 @@ class Sampling:
 class Reader:
     """Takes the state of a model through the tokens of prompts, without their logits.
 
-    Its own model and parameters have every layer apart: one token's step would copy each out of a stack.
+    Its own model and parameters have every layer apart: one token's step would copy each out of a stack. Parameters
+    that the model computes with in a smaller type are cast to it here, once.
     """
 
     def __init__(self, model: nn.Module, params):
         self.stack = model.stack  # as states come
         self.model = model = model.clone(stack=unrolled(self.stack))
         self.params = {**params, "stack": unstacked_params(self.stack, params["stack"])}
+
+        def one_token(params, state):
+            return model.apply({"params": params}, model.blank(1, 1), state, np.zeros((1, 1), bool))
+
+        state = jax.eval_shape(lambda: model.for_decoding(model.initial_state(1)))
+        self.params = compute_copy(one_token, self.params, state)
+        self.for_decoding: Callable = jax.jit(model.for_decoding)
 
         def read(params, tokens, state, start):
             return model.apply({"params": params}, tokens, state, start, method="features")[1]
@@ -174,6 +183,7 @@ class Generator:
             seen[row, prompt] = True
         starts, whole = state is None, self._reader.whole_blocks(int(lengths.min()))
         state = self._reader(given[:whole].T, self.model.block, self._reader.begin(rows, state), starts)
+        state = self._reader.for_decoding(state)
         begin = (np.zeros(rows, np.int32), seen)
         key, *begin = jax.device_put((jax.random.key(seed), *begin), self._reader.device)
         carry = (*begin, state)

@@ -10,10 +10,10 @@ from flax import linen as nn
 
 from block_recurrent.errors import UserError
 from block_recurrent.inference.beams import BeamSearch
-from block_recurrent.inference.generation import Generator, Sampling
+from block_recurrent.inference.generation import Generator, Reader, Sampling
 from block_recurrent.inference.stop_strings import UntilStop, ends_in_stop, texts_of
 from block_recurrent.layers.language_model import LanguageModel
-from block_recurrent.layers.stack import stack
+from block_recurrent.layers.stack import stack, unstacked_params
 from tests.laws.registry import memorizing, recurrent, slide
 
 V = 17
@@ -328,3 +328,27 @@ def test_a_text_held_back_is_shown_in_the_end():
 def test_beams_end_in_a_stop_string():
     ends = ends_in_stop(letter, [b"abc", b"x"])
     assert ends([1, 0, 1, 2]) and ends([23]) and not ends([0, 1]) and not ends_in_stop(letter, [])([0])
+
+
+def test_parameters_are_cast_once_and_change_no_bit():
+    """In bfloat16 the generator keeps a bfloat16 copy of all that its steps only ever cast; norms stay float32."""
+    layers = [slide(window=4, dtype=jnp.bfloat16), recurrent("lstm", "dual", dtype=jnp.bfloat16)]
+    model = LanguageModel(V, 12, stack(layers), dtype=jnp.bfloat16)
+    tokens, start = jnp.zeros((2, 4), jnp.int32), jnp.zeros((2, 4), bool)
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens, model.initial_state(2), start))["params"]
+    reader = Reader(model, params)
+    changed = {
+        jax.tree_util.keystr(path): leaf.dtype for path, leaf in jax.tree_util.tree_leaves_with_path(reader.params)
+    }
+    wide = {name for name, dtype in changed.items() if dtype == jnp.float32}
+    assert "['embedding']" not in wide
+    assert {name for name in wide if "kernel" in name or "hidden" in name or "output" in name} == set()
+    assert "['final_norm']" in wide
+
+    step = jax.jit(lambda params, token, state: reader.model.apply({"params": params}, token, state, start[:, :1]))
+    whole = {**params, "stack": unstacked_params(model.stack, params["stack"])}
+    state = other_state = reader.model.for_decoding(reader.model.initial_state(2))
+    for token in np.random.default_rng(0).integers(0, V, (9, 2, 1)):
+        logits, state = step(reader.params, token, state)
+        plain, other_state = step(whole, token, other_state)
+        np.testing.assert_array_equal(logits, plain)
