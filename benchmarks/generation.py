@@ -1,18 +1,15 @@
-"""Generation, one stream on CPU: tokens a second beside PyTorch's, and whether a token costs more at a later position.
+"""Generation on CPU: tokens a second of one text and of several, and whether a token costs more at a later position.
 
-python -m benchmarks.generation                    # beside the package block-recurrent-transformer-pytorch
-python -m benchmarks.generation --part=positions   # law 11: at position 10,000 a token costs what it does at 100
+python -m benchmarks.generation                    # 1, 8 and 64 texts at once
+python -m benchmarks.generation --part=positions   # law 11: at position 100,000 a token costs what it does at 100
 
-One JSON line for each case, medians of repetitions that take turns. PyTorch's side needs
-pip install -r requirements-benchmarks.txt, and is left out with a message where it is absent. Its `generate` runs the
-model over all of a segment so far for every token: so its tokens are timed at places all over a segment. What was
-measured is in benchmarks/generation.md.
+One JSON line for each case, medians of repetitions that take turns. `python -m benchmarks.peers --part=generation` has
+PyTorch's package, or an older checkout, beside it. What was measured is in benchmarks/generation.md.
 """
 
 import argparse
 import json
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import jax
@@ -20,7 +17,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from benchmarks.interleaved import medians
-from benchmarks.torch_recurrences import package
 from block_recurrent.inference.generation import Generator, Sampling
 from block_recurrent.kept_memory import keep_memory
 from block_recurrent.layers.language_model import LanguageModel
@@ -38,9 +34,6 @@ MODELS = {
     "Rec:fixed:skip": stack(pattern("2*slide rec slide", LAYERS)),
     "Feedback:fixed:skip": feedback_stack(pattern("2*slide rec slide", LAYERS)),
 }
-
-
-PLACES = 8  # in a segment, at which PyTorch's tokens are timed
 
 
 def generator_of(name: str) -> Generator:
@@ -67,47 +60,15 @@ def positions(name: str, options: argparse.Namespace) -> None:
         report(model=name, position=position, tokens_per_second=WINDOW / block, ratio_to_first=ratio)
 
 
-def beside_pytorch(name: str, options: argparse.Namespace) -> None:
-    """A block of our tokens, and one of PyTorch's at each of some places in a segment."""
+def rows(name: str, options: argparse.Namespace) -> None:
+    """A block of tokens of each number of texts."""
     generator = generator_of(name)
-    for segment in options.segments:
-        cases = {"ours": partial(advance, generator([[1]], tokens=10**6), WINDOW)}
-        if theirs := pytorch_tokens(segment, options.threads):
-            cases["pytorch"] = theirs
-        seconds = medians(cases, options.repetitions)
-        speeds = {"tokens_per_second": WINDOW / seconds["ours"]}
-        if theirs:
-            speeds["pytorch_tokens_per_second"] = PLACES / seconds["pytorch"]
-            speeds["times_pytorch"] = speeds["tokens_per_second"] / speeds["pytorch_tokens_per_second"]
-        report(model=name, pytorch_segment=segment, pytorch_threads=options.threads, **speeds)
-
-
-def pytorch_tokens(segment: int, threads: int) -> Callable[[], None] | None:
-    """Draws tokens with the package's model of our sizes; None without it."""
-    torch, theirs = package("torch"), package("block_recurrent_transformer_pytorch")
-    if not (torch and theirs):
-        return None
-    torch.set_num_threads(threads)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of PyTorch, about the package's attention
-    model = theirs.BlockRecurrentTransformer(
-        num_tokens=VOCABULARY,
-        dim=DIM,
-        depth=4,
-        heads=SIZES["heads"],
-        dim_head=SIZES["head_dim"],
-        block_width=WINDOW,
-        num_state_vectors=WINDOW,
-        recurrent_layers=(3,),
-        max_seq_len=segment,
-        use_flash_attn=True,  # its faster way
+    streams = {number: generator([[1]] * number, tokens=10**6) for number in options.rows}
+    seconds = medians(
+        {number: partial(advance, stream, WINDOW) for number, stream in streams.items()}, options.repetitions
     )
-    texts = [torch.ones(1, segment * (2 * place + 1) // (2 * PLACES), dtype=torch.long) for place in range(PLACES)]
-
-    def draw() -> None:
-        for text in texts:
-            model.generate(text, text.shape[1] + 1)
-
-    return draw
+    for number, block in seconds.items():
+        report(model=name, rows=number, tokens_per_second=number * WINDOW / block)
 
 
 def report(**values) -> None:
@@ -117,18 +78,15 @@ def report(**values) -> None:
     )
 
 
-PARTS = {"pytorch": beside_pytorch, "positions": positions}
+PARTS = {"rows": rows, "positions": positions}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.generation", description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=PARTS, default="pytorch")
+    parser.add_argument("--part", choices=PARTS, default="rows")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["Rec:fixed:skip"])
-    parser.add_argument(
-        "--segments", type=WHOLE_1, nargs="+", default=[1024, 128], help="PyTorch's; its default is 1024"
-    )
-    parser.add_argument("--threads", type=WHOLE_1, default=2, help="PyTorch's; 1 where other work has the cores")
-    parser.add_argument("--positions", type=WHOLE_1, nargs="+", default=[100, 10_000])
+    parser.add_argument("--rows", type=WHOLE_1, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--positions", type=WHOLE_1, nargs="+", default=[100, 100_000])
     parser.add_argument("--repetitions", type=WHOLE_1, default=7)
     options = parser.parse_args()
     for name in options.models:
