@@ -39,7 +39,8 @@ def step(options: argparse.Namespace) -> None:
 
     def run() -> None:
         optimizer.zero_grad()
-        model(tokens, return_loss=True).backward()
+        loss, *_ = model(tokens, return_loss=True)
+        loss.backward()
         optimizer.step()
 
     serve(run, s["rows"] * s["segment"], sum(p.numel() for p in model.parameters()))

@@ -45,7 +45,6 @@ def main() -> None:
     options = parser.parse_args()
 
     import training_loop
-    from transformer import tasks  # noqa: F401
 
     flags.FLAGS(sys.argv[:1])
     checkout = Path(training_loop.__file__).parent
@@ -69,7 +68,7 @@ def main() -> None:
 
     def run() -> None:
         nonlocal state
-        state, metrics = step(state, batch)
+        state, metrics = step(state, info.copy_input_to_devices(batch))
         jax.block_until_ready((state, metrics))
 
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
