@@ -12,6 +12,7 @@ The states are projected by the first token of a block and updated by its last, 
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,33 +85,23 @@ class RecurrentDecoding:
 
     def renewed(self, cell: Mapping, state: State, start: jax.Array) -> State:
         """The decoding state before a token: rows with a start [b] emptied, states projected where a block begins."""
-
-        def empty(held):
-            recurrent, *older = held
-            return self.begun(cell, start, recurrent), *(
-                rows_where(start, jnp.zeros_like(part), part) for part in older
-            )
-
-        recurrent, older_keys, older_values = repeated(
-            jnp.any(start), empty, (state["recurrent"], state["older_keys"], state["older_values"])
-        )
         projected = state["projected"] & ~start
 
-        def project(held):
+        def renew(held):
+            # All of it depends on what the loop carries: what does not, XLA would take out of the loop and always do.
+            recurrent = self.begun(cell, start, held["recurrent"])
+            older = {name: rows_where(start, 0.0, held[name]) for name in ("older_keys", "older_values")}
             seen = self.projections(cell, recurrent)
-            new = (heads_first(seen[name]) for name in ("keys", "values"))
-            return tuple(rows_where(projected, old, new) for old, new in zip(held, new, strict=True))
+            new = {f"state_{name}": heads_first(seen[name]) for name in ("keys", "values")}
+            new = {name: rows_where(projected, held[name], vectors) for name, vectors in new.items()}
+            return {"recurrent": recurrent, **older, **new}
 
-        state_keys, state_values = repeated(~jnp.all(projected), project, (state["state_keys"], state["state_values"]))
+        names = ("recurrent", "older_keys", "older_values", "state_keys", "state_values")
         return {
             **state,
+            **repeated(~jnp.all(projected), renew, {name: state[name] for name in names}),
             "filled": state["filled"] & ~start[:, None],
             "place": jnp.where(start, 0, state["place"]),
-            "recurrent": recurrent,
-            "older_keys": older_keys,
-            "older_values": older_values,
-            "state_keys": state_keys,
-            "state_values": state_values,
             "projected": jnp.ones_like(projected),
         }
 
@@ -158,11 +149,11 @@ class RecurrentDecoding:
         }
 
 
-def rows_where(rows: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:
-    """`chosen` in the rows that are true, `other` elsewhere."""
-    return jnp.where(rows.reshape(-1, *[1] * (max(chosen.ndim, other.ndim) - 1)), chosen, other)
+def rows_where(rows: jax.Array, chosen: jax.Array | float, other: jax.Array) -> jax.Array:
+    """`chosen` in the rows that are true, `other` [b ...] elsewhere."""
+    return jnp.where(rows.reshape(-1, *[1] * (other.ndim - 1)), chosen, other).astype(other.dtype)
 
 
-def repeated(times: jax.Array, function: Callable, held: tuple) -> tuple:
+def repeated(times: jax.Array, function: Callable, held: Any) -> Any:
     """`function(held)` if `times` is true, else `held`: a loop of one turn or none, for a conditional copies it."""
     return jax.lax.fori_loop(0, times.astype(jnp.int32), lambda _, held: function(held), held)

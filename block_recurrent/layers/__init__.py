@@ -12,6 +12,8 @@
   `block`, counted from the call's first token. A call of any other length, one token included, is exact
   too, and takes starts anywhere.
 - Dropout is on if and only if the caller supplies a "dropout" rng: there is no train or eval flag.
+- Where one token at a time wants another layout, a layer has `for_decoding(state)` and `from_decoding(state)`, and
+  takes and returns either form.
 - Nothing here cuts gradients: the training step does, between segments, by taking the state as a constant.
 
 `tests/laws` holds every layer to this.
