@@ -11,6 +11,7 @@ position inside the block, so that a finished block lies in it in order; beside 
 The states are projected by the first token of a block and updated by its last, in those rows alone.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ class RecurrentDecoding:
         """The state as training and saved streams have it."""
         if not is_ring(state):
             return state
-        place, unfinished = state["place"], state["projected"] & (state["place"] > 0)
+        place = state["place"]
         in_block = jnp.arange(self.window) < place[:, None]  # [b w]
         latest = jax.vmap(lambda x, place: jax.lax.dynamic_slice_in_dim(x, place, 2 * self.window))
         found = {}
@@ -56,7 +57,7 @@ class RecurrentDecoding:
             block = jnp.where(in_block[:, :, None, None], ring, 0.0)
             found[name] = latest(jnp.concatenate([jnp.zeros_like(older), older, block], axis=1), place)
             vectors = heads_first(state[f"state_{name}"])
-            found[f"state_{name}"] = rows_where(unfinished, vectors, jnp.zeros_like(vectors))
+            found[f"state_{name}"] = rows_where(place == 0, 0.0, vectors)
         return {**found, "recurrent": state["recurrent"], "position": place}
 
     def token_by_token(self, cell: Mapping, tokens: Mapping, state: State, start: jax.Array) -> tuple[jax.Array, State]:
@@ -110,43 +111,30 @@ class RecurrentDecoding:
 
         Rows of a batch whose prompts have different lengths end their blocks apart: a few are updated one by one.
         """
-        rows = len(ends)
-        tokens = {name: state[name] for name in ("keys", "values")}
+        block = {name: state[name] for name in ("keys", "values")}
 
-        def update(held, tokens):
-            recurrent, older_keys, older_values = held
-            both = (jnp.concatenate(pair, axis=2) for pair in zip((older_keys, older_values), tokens, strict=True))
-            seen = self.projections(cell, recurrent)
-            after, _ = self.next_state(cell, recurrent, seen, *both)
-            return after, *tokens
+        def update(held, block):
+            older = {name: held[f"older_{name}"] for name in block}
+            both = {name: jnp.concatenate([older[name], block[name]], axis=2) for name in block}  # [b h 2w k]
+            recurrent = held["recurrent"]
+            after, _ = self.next_state(cell, recurrent, self.projections(cell, recurrent), **both)
+            return {"recurrent": after, **{f"older_{name}": part for name, part in block.items()}}
 
         def update_all(held):
-            after = update(held, tuple(tokens.values()))
-            return tuple(rows_where(ends, new, old) for new, old in zip(after, held, strict=True))
+            return jax.tree.map(lambda new, old: rows_where(ends, new, old), update(held, block), held)
 
         def update_one(number, held):
             row = jnp.argsort(~ends, stable=True)[number]
-            of_row = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), (held, tuple(tokens.values())))
-            after = update(*of_row)
-            return tuple(
-                jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), row, 0)
-                for old, new in zip(held, after, strict=True)
-            )
+            after = update(*jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), (held, block)))
+            put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
+            return jax.tree.map(lambda old, new: put(old, new.astype(old.dtype)), held, after)
 
-        count = jnp.sum(ends)
-        few = count <= rows // 4
-        held = state["recurrent"], state["older_keys"], state["older_values"]
-        held = repeated((count > 0) & ~few, update_all, held)
-        if rows >= 4:
-            held = jax.lax.fori_loop(0, jnp.where(few, count, 0), update_one, held)
-        recurrent, older_keys, older_values = held
-        return {
-            **state,
-            "recurrent": recurrent,
-            "older_keys": older_keys,
-            "older_values": older_values,
-            "projected": state["projected"] & ~ends,
-        }
+        count, one_by_one = jnp.sum(ends), len(ends) // 4
+        held = {name: state[name] for name in ("recurrent", "older_keys", "older_values")}
+        held = repeated(count > one_by_one, update_all, held)
+        if one_by_one:
+            held = jax.lax.fori_loop(0, jnp.where(count <= one_by_one, count, 0), update_one, held)
+        return {**state, **held, "projected": state["projected"] & ~ends}
 
 
 def rows_where(rows: jax.Array, chosen: jax.Array | float, other: jax.Array) -> jax.Array:

@@ -14,7 +14,9 @@ from block_recurrent.layers.fields import check_layer
 from block_recurrent.layers.target import platform
 
 MOST_LAYERS = 10_000
-UNROLLED = 16  # equal layers that a CPU's program has side by side: faster than a loop over depth, longer to compile
+# So many equal layers stand side by side in a CPU's program: faster than a loop over depth. More take the loop: 13 side by
+# side would be 0.88 of its time and need a third more memory (benchmarks/peers.md).
+UNROLLED = 4
 
 
 def pattern(spec: str, layers: Mapping[str, nn.Module | Callable[[], nn.Module]]) -> tuple[nn.Module, ...]:
@@ -161,7 +163,7 @@ class Stack(nn.Module):
                     out_axes=1,
                     length=depth,
                     metadata_params={nn.PARTITION_NAME: "layers"},
-                    unroll=min(depth, UNROLLED) if platform() == "cpu" else 1,
+                    unroll=depth if platform() == "cpu" and depth <= UNROLLED else 1,
                 )
                 x, layer_state = over_depth(layer, x, layer_state, *shown)
             else:
