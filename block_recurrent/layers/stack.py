@@ -14,8 +14,8 @@ from block_recurrent.layers.fields import check_layer
 from block_recurrent.layers.target import platform
 
 MOST_LAYERS = 10_000
-# So many equal layers stand side by side in a CPU's program: faster than a loop over depth. More take the loop: 13 side by
-# side would be 0.88 of its time and need a third more memory (benchmarks/peers.md).
+# So many equal layers stand side by side in a CPU's program: faster than a loop over depth. More of them take the loop:
+# 13 side by side would take 0.88 of its time and a third more memory (benchmarks/peers.md).
 UNROLLED = 4
 
 
