@@ -14,6 +14,7 @@ quiet machine; what was measured is in benchmarks/peers.md.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -49,8 +50,9 @@ class Contender:
         return json.loads(line)
 
     def run(self) -> None:
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # its answer says that it has stopped
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
         self.facts |= (answer := self.answer())
         self.seconds.append(answer["seconds"])
 
@@ -75,8 +77,9 @@ def contender(name: str, script: str, arguments: list[str], python: str, tree: P
         try:
             yield Contender(name, process)
         finally:
-            process.stdin.close()
             process.terminate()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
 
 
 def in_turns(contenders: list[Contender], repetitions: int) -> None:

@@ -12,14 +12,14 @@ The states are projected by the first token of a block and updated by its last, 
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from block_recurrent.layers.attention import attend, heads_first, holds_token, scaled
-from block_recurrent.layers.window import RING, is_ring
+from block_recurrent.layers.axes import devices_along
+from block_recurrent.layers.window import RING, is_ring, repeated, rows_where
 
 State = dict[str, jax.Array]
 
@@ -78,7 +78,7 @@ class RecurrentDecoding:
         """Attention [b 1 2hk] of one token of every row, tokens [b 1 h k], and the decoding state after it."""
         state = self.renewed(cell, state, start[:, 0])
         ring = {name: state[name] for name in RING}
-        in_window, ring = self.attend_tokens(cell, None, tokens, ring, start)
+        in_window, ring = self.attend_tokens(cell, None, tokens, ring, start)  # which empties the ring at a start
         queries = heads_first(scaled(tokens["cross_queries"], cell["cross_scale"]))
         in_states = heads_first(attend(queries, state["state_keys"], state["state_values"]))
         attended = jnp.concatenate([a.reshape(*start.shape, -1) for a in (in_window, in_states)], axis=-1)
@@ -101,7 +101,6 @@ class RecurrentDecoding:
         return {
             **state,
             **repeated(~jnp.all(projected), renew, {name: state[name] for name in names}),
-            "filled": state["filled"] & ~start[:, None],
             "place": jnp.where(start, 0, state["place"]),
             "projected": jnp.ones_like(projected),
         }
@@ -129,19 +128,10 @@ class RecurrentDecoding:
             put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
             return jax.tree.map(lambda old, new: put(old, new.astype(old.dtype)), held, after)
 
-        count, one_by_one = jnp.sum(ends), len(ends) // 4
+        count = jnp.sum(ends)
+        one_by_one = len(ends) // 4 if devices_along("batch") == 1 else 0  # a row of several devices' is on one of them
         held = {name: state[name] for name in ("recurrent", "older_keys", "older_values")}
         held = repeated(count > one_by_one, update_all, held)
         if one_by_one:
             held = jax.lax.fori_loop(0, jnp.where(count <= one_by_one, count, 0), update_one, held)
         return {**state, **held, "projected": state["projected"] & ~ends}
-
-
-def rows_where(rows: jax.Array, chosen: jax.Array | float, other: jax.Array) -> jax.Array:
-    """`chosen` in the rows that are true, `other` [b ...] elsewhere."""
-    return jnp.where(rows.reshape(-1, *[1] * (other.ndim - 1)), chosen, other).astype(other.dtype)
-
-
-def repeated(times: jax.Array, function: Callable, held: Any) -> Any:
-    """`function(held)` if `times` is true, else `held`: a loop of one turn or none, for a conditional copies it."""
-    return jax.lax.fori_loop(0, times.astype(jnp.int32), lambda _, held: function(held), held)

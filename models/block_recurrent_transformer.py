@@ -41,8 +41,8 @@ from block_recurrent.layers.norms import l2_normalise, rms_norm
 from block_recurrent.layers.parameters import attention_mask, bias_table, in_heads, kernel, offset, scale
 from block_recurrent.layers.products import product
 from block_recurrent.layers.untrained import untrained
-from block_recurrent.layers.window import attend_window, is_ring
-from models.block_recurrent_decoding import RecurrentDecoding, rows_where
+from block_recurrent.layers.window import attend_window, is_ring, rows_where
+from models.block_recurrent_decoding import RecurrentDecoding
 
 CONFIGURATIONS = ("dual", "single", "skip")
 TANH = ("single", "lstm")

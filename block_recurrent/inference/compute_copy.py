@@ -18,7 +18,8 @@ VIEWS = {
     "sharding_constraint",
     "stop_gradient",
 }
-SAME_OPERANDS = {"jit", "pjit", "closed_call", "remat", "custom_jvp_call", "custom_vjp_call"}
+LOOPS = {"scan", "while"}
+SAME_OPERANDS = {"jit", "pjit", "closed_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 
 
 def compute_copy(program: Callable, params: Any, *others: Any) -> Any:
@@ -68,6 +69,8 @@ def types_of_uses(jaxpr: Jaxpr, var: Var) -> tuple[list[jnp.dtype], list[int]]:
                     continue
                 found, outputs = types_of_uses(inner[0], inner[1][place])
                 types += found
+                if outputs and name in LOOPS:  # as its carry the next turn may read it in any type
+                    types.append(var.aval.dtype)
                 views.update(equation.outvars[i] for i in outputs)
         else:
             types.append(var.aval.dtype)

@@ -66,10 +66,10 @@ def product_forward(x, y):
 
 def product_backward(saved, into):
     x, y = saved
-    into_x = into @ y.swapaxes(-1, -2)
+    into_x = (into @ y.swapaxes(-1, -2)).astype(x.dtype)
     if y.ndim == 2:
         x, into = x.reshape(-1, x.shape[-1]), into.reshape(-1, into.shape[-1])
-    return into_x, transposed_product(x, into)
+    return into_x, transposed_product(x, into).astype(y.dtype)
 
 
 transposed_gradient_product.defvjp(product_forward, product_backward)

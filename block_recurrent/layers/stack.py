@@ -130,7 +130,9 @@ class Stack(nn.Module):
 
     def converted(self, method: str, state: tuple) -> tuple:
         def of_run(layer, depth, state):
-            convert = getattr(layer, method, lambda state: state)
+            convert = getattr(layer, method, None)
+            if convert is None:
+                return state
             return convert(state) if depth == 1 else jax.vmap(convert, in_axes=1, out_axes=1)(state)
 
         return tuple(map(of_run, self.layers, self.depths, state))

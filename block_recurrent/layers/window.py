@@ -11,6 +11,7 @@ decoding has a ring, of which a token overwrites one place:
 `ring_of` and `cache_of` convert between the two, and `attend_window` takes either and returns its own kind.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -114,7 +115,7 @@ def attend_in_ring(
     mask_empty: bool,
 ) -> tuple[jax.Array, Window]:
     """One token of every row, [b 1 h k] each: its attention over the ring [b 1 h k], and the next ring."""
-    ring = {**{name: ring[name] for name in RING}, "filled": ring["filled"] & ~start}
+    ring = emptied({name: ring[name] for name in RING}, start[:, 0])
     if sees_itself:
         ring = with_token(ring, keys, values)
     window = ring["filled"].shape[1]
@@ -128,10 +129,28 @@ def attend_in_ring(
     held = (ring[name].astype(queries.dtype) for name in ("keys", "values"))
     outputs = heads_first(attend(heads_first(scaled(queries, scale)), *held, bias, **documents))
     if not sees_itself:
-        # Nothing but the order hangs on the outputs: XLA copies a ring that it might write before it is read.
-        place = jnp.where(jnp.isnan(outputs[:, 0, 0, 0]), 0, ring["place"])
+        # Nothing but the order hangs on the outputs, for no place is negative: XLA copies a ring that it might write
+        # before it is read.
+        place = ring["place"]
+        place = jnp.where(jnp.isnan(outputs[:, 0, 0, 0]) & (place < 0), 0, place)
         ring = with_token({**ring, "place": place}, keys, values)
     return outputs, ring
+
+
+def emptied(ring: Window, start: jax.Array) -> Window:
+    """The ring, without tokens in rows with a start [b], nor values, of which a weight of zero would not hide a NaN."""
+    values = repeated(jnp.any(start), lambda values: rows_where(start, 0.0, values), ring["values"])
+    return {**ring, "values": values, "filled": ring["filled"] & ~start[:, None]}
+
+
+def rows_where(rows: jax.Array, chosen: jax.Array | float, other: jax.Array) -> jax.Array:
+    """`chosen` in the rows that are true, `other` [b ...] elsewhere."""
+    return jnp.where(rows.reshape(-1, *[1] * (other.ndim - 1)), chosen, other).astype(other.dtype)
+
+
+def repeated(times: jax.Array, function: Callable, held: Any) -> Any:
+    """`function(held)` if `times` is true, else `held`: a loop of one turn or none, for a conditional copies it."""
+    return jax.lax.fori_loop(0, times.astype(jnp.int32), lambda _, held: function(held), held)
 
 
 def with_token(ring: Window, keys: jax.Array, values: jax.Array) -> Window:

@@ -330,10 +330,11 @@ def test_beams_end_in_a_stop_string():
     assert ends([1, 0, 1, 2]) and ends([23]) and not ends([0, 1]) and not ends_in_stop(letter, [])([0])
 
 
-def test_parameters_are_cast_once_and_change_no_bit():
+@pytest.mark.parametrize("remat", [False, True])
+def test_parameters_are_cast_once_and_change_no_bit(remat):
     """In bfloat16 the generator keeps a bfloat16 copy of all that its steps only ever cast; norms stay float32."""
     layers = [slide(window=4, dtype=jnp.bfloat16), recurrent("lstm", "dual", dtype=jnp.bfloat16)]
-    model = LanguageModel(V, 12, stack(layers), dtype=jnp.bfloat16)
+    model = LanguageModel(V, 12, stack(layers, remat=remat), dtype=jnp.bfloat16)
     tokens, start = jnp.zeros((2, 4), jnp.int32), jnp.zeros((2, 4), bool)
     params = nn.unbox(jax.jit(model.init)(jax.random.key(0), tokens, model.initial_state(2), start))["params"]
     reader = Reader(model, params)

@@ -267,6 +267,24 @@ ONE_OF_EACH = {type(case.layer): case for case in reversed(CASES)}.values()
 
 
 @pytest.mark.parametrize("subject", ONE_OF_EACH, ids=[case.name for case in ONE_OF_EACH], indirect=True)
+def test_a_start_forgets_what_is_no_number(subject):
+    """Law 4 in decoding: what an earlier document has spoilt does not reach the next one."""
+    if not hasattr(subject.layer, "for_decoding"):
+        pytest.skip("this layer decodes by the state that it trains with")
+    fresh = subject.layer.for_decoding(subject.layer.initial_state(ROWS))
+    x, start = subject.x[:, :1], np.ones((ROWS, 1), bool)
+
+    def spoilt(path, leaf):
+        holds = str(getattr(path[-1], "key", "")).endswith(("keys", "values", "recurrent"))
+        return leaf * jnp.nan if holds and "memory" not in str(path[-1]) else leaf
+
+    expected, state = subject.run(x, fresh, start)
+    found, again = subject.run(x, jax.tree_util.tree_map_with_path(spoilt, fresh), start)
+    assert_trees_close(found, expected)
+    assert_trees_close(*(subject.layer.from_decoding(each) for each in (again, state)))
+
+
+@pytest.mark.parametrize("subject", ONE_OF_EACH, ids=[case.name for case in ONE_OF_EACH], indirect=True)
 def test_gradients_do_not_depend_on_the_form_of_products(subject):
     """The form that the platform prefers is the one that the other laws run."""
     cotangent = np.random.default_rng(1).normal(size=subject.whole[0].shape).astype(np.float32)

@@ -42,6 +42,12 @@ def test_both_forms_give_the_same_values_and_gradients(case, dtype):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_gradients_have_the_types_of_their_operands(form):
+    _, into_x, into_y = values_and_gradients(product, jnp.ones((3, 4), jnp.bfloat16), jnp.ones((4, 5)), form)
+    assert (into_x.dtype, into_y.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_gradients_of_weights_are_summed_in_float32(form):
     """512 terms of one, which bfloat16 would add up to 256."""
     ones = jnp.ones((512, 3), jnp.bfloat16)

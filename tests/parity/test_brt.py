@@ -7,6 +7,7 @@ import pytest
 
 from block_recurrent.layers import relative_bias
 from block_recurrent.layers.language_model import LanguageModel
+from block_recurrent.layers.products import FORMS, forced
 from block_recurrent.layers.stack import stack
 from models.block_recurrent_transformer import BlockRecurrentLayer
 from models.feedback import feedback_stack
@@ -87,6 +88,13 @@ def model_params(arrays, prefix, layers):
     }
 
 
+@pytest.fixture(params=FORMS)
+def form(request):
+    with forced(request.param):
+        yield
+
+
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("file", fixture_files("brt", "stack_*"))
 def test_model_equals_authors_code(file):
     """Tokens to logits and summed loss, through sliding-window and recurrent layers."""
