@@ -165,8 +165,8 @@ def test_states_for_decoding(subject):
     if isinstance(subject.layer, LanguageModel | RTransformerLayer) and subject.case.name not in ONE_OF_EACH:
         pytest.skip("the same window, under another head or cell")
     for_decoding, from_decoding = (jax.jit(getattr(subject.layer, f"{way}_decoding")) for way in ("for", "from"))
-    inside = 1 + subject.block // 2
-    n = 2 * subject.block + 1
+    inside = subject.block + 1  # a length that law 1 has compiled
+    n = inside + subject.block + 1
     x, start = subject.x[:, :n], np.zeros((ROWS, n), bool)
     start[0, inside] = start[1, inside + 2] = start[2, n - 2] = True
     _, state = subject.run(x[:, :inside], subject.state, subject.no_start[:, :inside])
