@@ -91,7 +91,7 @@ def in_turns(contenders: list[Contender], repetitions: int) -> None:
                 each.seconds.clear()
 
 
-def compared(options: argparse.Namespace, part: str, arguments: list[str], **told) -> None:
+def compared(options: argparse.Namespace, part: str, arguments: list[str], **labels) -> None:
     """A line for each contender of one comparison."""
     with ExitStack() as running:
 
@@ -117,7 +117,7 @@ def compared(options: argparse.Namespace, part: str, arguments: list[str], **tol
         seconds = statistics.median(each.seconds)
         facts = {"parameters": each.facts["parameters"]} if each.facts["parameters"] else {}
         report(
-            **told,
+            **labels,
             cores=options.cores,
             name=each.name,
             seconds=seconds,

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from block_recurrent.layers.attention import attend, heads_first, holds_token, scaled
 from block_recurrent.layers.axes import devices_along
-from block_recurrent.layers.window import RING, is_ring, repeated, rows_where
+from block_recurrent.layers.window import RING, is_ring, repeated, select_rows
 
 State = dict[str, jax.Array]
 
@@ -57,7 +57,7 @@ class RecurrentDecoding:
             block = jnp.where(in_block[:, :, None, None], ring, 0.0)
             found[name] = latest(jnp.concatenate([jnp.zeros_like(older), older, block], axis=1), place)
             vectors = heads_first(state[f"state_{name}"])
-            found[f"state_{name}"] = rows_where(place == 0, 0.0, vectors)
+            found[f"state_{name}"] = select_rows(place == 0, 0.0, vectors)
         return {**found, "recurrent": state["recurrent"], "position": place}
 
     def token_by_token(self, cell: Mapping, tokens: Mapping, state: State, start: jax.Array) -> tuple[jax.Array, State]:
@@ -88,13 +88,13 @@ class RecurrentDecoding:
         """The decoding state before a token: rows with a start [b] emptied, states projected where a block begins."""
         projected = state["projected"] & ~start
 
-        def renew(held):
+        def renew(carried):
             # All of it depends on what the loop carries: what does not, XLA would take out of the loop and always do.
-            recurrent = self.begun(cell, start, held["recurrent"])
-            older = {name: rows_where(start, 0.0, held[name]) for name in ("older_keys", "older_values")}
+            recurrent = self.reset_at_starts(cell, start, carried["recurrent"])
+            older = {name: select_rows(start, 0.0, carried[name]) for name in ("older_keys", "older_values")}
             seen = self.projections(cell, recurrent)
             new = {f"state_{name}": heads_first(seen[name]) for name in ("keys", "values")}
-            new = {name: rows_where(projected, held[name], vectors) for name, vectors in new.items()}
+            new = {name: select_rows(projected, carried[name], vectors) for name, vectors in new.items()}
             return {"recurrent": recurrent, **older, **new}
 
         names = ("recurrent", "older_keys", "older_values", "state_keys", "state_values")
@@ -112,26 +112,26 @@ class RecurrentDecoding:
         """
         block = {name: state[name] for name in ("keys", "values")}
 
-        def update(held, block):
-            older = {name: held[f"older_{name}"] for name in block}
+        def update(carried, block):
+            older = {name: carried[f"older_{name}"] for name in block}
             both = {name: jnp.concatenate([older[name], block[name]], axis=2) for name in block}  # [b h 2w k]
-            recurrent = held["recurrent"]
+            recurrent = carried["recurrent"]
             after, _ = self.next_state(cell, recurrent, self.projections(cell, recurrent), **both)
             return {"recurrent": after, **{f"older_{name}": part for name, part in block.items()}}
 
-        def update_all(held):
-            return jax.tree.map(lambda new, old: rows_where(ends, new, old), update(held, block), held)
+        def update_all(carried):
+            return jax.tree.map(lambda new, old: select_rows(ends, new, old), update(carried, block), carried)
 
-        def update_one(number, held):
+        def update_one(number, carried):
             row = jnp.argsort(~ends, stable=True)[number]
-            after = update(*jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), (held, block)))
+            after = update(*jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, row, 1), (carried, block)))
             put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=row, axis=0)
-            return jax.tree.map(lambda old, new: put(old, new.astype(old.dtype)), held, after)
+            return jax.tree.map(lambda old, new: put(old, new.astype(old.dtype)), carried, after)
 
         count = jnp.sum(ends)
         one_by_one = len(ends) // 4 if devices_along("batch") == 1 else 0  # a row of several devices' is on one of them
-        held = {name: state[name] for name in ("recurrent", "older_keys", "older_values")}
-        held = repeated(count > one_by_one, update_all, held)
+        carried = {name: state[name] for name in ("recurrent", "older_keys", "older_values")}
+        carried = repeated(count > one_by_one, update_all, carried)
         if one_by_one:
-            held = jax.lax.fori_loop(0, jnp.where(count <= one_by_one, count, 0), update_one, held)
-        return {**state, **held, "projected": state["projected"] & ~ends}
+            carried = jax.lax.fori_loop(0, jnp.where(count <= one_by_one, count, 0), update_one, carried)
+        return {**state, **carried, "projected": state["projected"] & ~ends}

@@ -41,7 +41,7 @@ from block_recurrent.layers.norms import l2_normalise, rms_norm
 from block_recurrent.layers.parameters import attention_mask, bias_table, in_heads, kernel, offset, scale
 from block_recurrent.layers.products import product
 from block_recurrent.layers.untrained import untrained
-from block_recurrent.layers.window import attend_window, is_ring, rows_where
+from block_recurrent.layers.window import attend_window, is_ring, select_rows
 from models.block_recurrent_decoding import RecurrentDecoding
 
 CONFIGURATIONS = ("dual", "single", "skip")
@@ -186,7 +186,7 @@ class BlockRecurrentLayer(RecurrentDecoding, nn.Module):
         if is_ring(state):
             state = self.renewed(self.cell, state, start[:, 0])
             return heads_first(state["state_keys"]), heads_first(state["state_values"])
-        seen = self.projections(self.cell, self.begun(self.cell, start[:, 0], state["recurrent"]))
+        seen = self.projections(self.cell, self.reset_at_starts(self.cell, start[:, 0], state["recurrent"]))
         return seen["keys"], seen["values"]
 
     def whole_blocks(
@@ -212,7 +212,7 @@ class BlockRecurrentLayer(RecurrentDecoding, nn.Module):
 
         def update(recurrent, block):
             begin, keys, values = block
-            recurrent = self.begun(cell, begin, recurrent)
+            recurrent = self.reset_at_starts(cell, begin, recurrent)
             seen = self.projections(cell, recurrent)
             after, openness = self.next_state(cell, recurrent, seen, keys, values)
             measures = {**health.of_states(recurrent, after), **jax.tree.map(jnp.mean, openness)} if watched else {}
@@ -274,9 +274,9 @@ class BlockRecurrentLayer(RecurrentDecoding, nn.Module):
             mask_empty=self.mask_empty,
         )
 
-    def begun(self, cell: Mapping, start: jax.Array, recurrent: jax.Array) -> jax.Array:
+    def reset_at_starts(self, cell: Mapping, start: jax.Array, recurrent: jax.Array) -> jax.Array:
         """The states [b s d], in rows [b] where a document starts the learned initial ones."""
-        return rows_where(start, cell["initial_state"].astype(recurrent.dtype), recurrent)
+        return select_rows(start, cell["initial_state"].astype(recurrent.dtype), recurrent)
 
     def projections(self, cell: Mapping, recurrent: jax.Array) -> dict[str, jax.Array]:
         """Keys, values and both sets of queries of the states, [b s h k] each (3.3: learned IDs tell states apart)."""

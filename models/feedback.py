@@ -38,6 +38,11 @@ def feeds_back(layer: nn.Module) -> bool:
     return hasattr(layer, "shown")
 
 
+def is_decoding(stack: "FeedbackStack", state: tuple) -> bool:
+    """Whether a state has the form that decoding keeps."""
+    return any(is_ring(own) for layer, own in zip(stack.layers, state, strict=True) if feeds_back(layer))
+
+
 class FeedbackStack(Stack):
     """A stack run over blocks of tokens, or over single ones; build it with `feedback_stack`."""
 
@@ -45,7 +50,7 @@ class FeedbackStack(Stack):
 
     @nn.compact
     def __call__(self, x: jax.Array, state: tuple, start: jax.Array) -> tuple[jax.Array, tuple]:
-        decoding = any(is_ring(own) for layer, own in zip(self.layers, state, strict=True) if feeds_back(layer))
+        decoding = is_decoding(self, state)
         if x.shape[1] % self.block or (decoding and x.shape[1] == 1):
             return (over_tokens if self.is_initializing() else inside_a_block)(self, x, state, start)
         state = self.from_decoding(state)
@@ -89,8 +94,7 @@ def over_blocks(stack: FeedbackStack, x: jax.Array, state: tuple, start: jax.Arr
 def over_tokens(stack: FeedbackStack, x: jax.Array, state: tuple, start: jax.Array):
     """For any length, from any place inside a block; a state of either form."""
     y, after = over_pieces(stack, x, stack.for_decoding(state), start, 1)
-    came = jax.tree.structure(state) == jax.tree.structure(after)
-    return y, after if came else stack.from_decoding(after)
+    return y, after if is_decoding(stack, state) else stack.from_decoding(after)
 
 
 def inside_a_block(stack: FeedbackStack, x: jax.Array, state: tuple, start: jax.Array):

@@ -5,7 +5,7 @@ tensorflow-datasets and tensorflow-text, at the versions of requirements.txt. No
 """
 
 import argparse
-import importlib.util  # noqa: F401  its imports expect that somebody has done so
+import importlib.util
 import sys
 import tempfile
 from pathlib import Path
@@ -44,6 +44,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
 
+    if importlib.util.find_spec("training_loop") is None:
+        sys.exit("no training_loop.py on PYTHONPATH: --meliad takes the folder of a checkout of meliad")
     import training_loop
 
     flags.FLAGS(sys.argv[:1])

@@ -139,11 +139,11 @@ def attend_in_ring(
 
 def emptied(ring: Window, start: jax.Array) -> Window:
     """The ring, without tokens in rows with a start [b], nor values, of which a weight of zero would not hide a NaN."""
-    values = repeated(jnp.any(start), lambda values: rows_where(start, 0.0, values), ring["values"])
+    values = repeated(jnp.any(start), lambda values: select_rows(start, 0.0, values), ring["values"])
     return {**ring, "values": values, "filled": ring["filled"] & ~start[:, None]}
 
 
-def rows_where(rows: jax.Array, chosen: jax.Array | float, other: jax.Array) -> jax.Array:
+def select_rows(rows: jax.Array, chosen: jax.Array | float, other: jax.Array) -> jax.Array:
     """`chosen` in the rows that are true, `other` [b ...] elsewhere."""
     return jnp.where(rows.reshape(-1, *[1] * (other.ndim - 1)), chosen, other).astype(other.dtype)
 
