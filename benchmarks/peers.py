@@ -26,6 +26,7 @@ from pathlib import Path
 
 from benchmarks.contenders.layers import layers as layers_of
 from benchmarks.generation import report
+from benchmarks.recurrences import size_of
 from benchmarks.torch_recurrences import package
 from block_recurrent.errors import UserError, run_command
 from block_recurrent.kept_memory import TUNABLES
@@ -139,8 +140,9 @@ def generation(options: argparse.Namespace) -> None:
 
 
 def layers(options: argparse.Namespace) -> None:
+    shape = ",".join(map(str, options.shape))
     for name in options.layer or layers_of(256):
-        compared(options, "layer", [f"--layer={name}", f"--shape={options.shape}"], layer=name)
+        compared(options, "layer", [f"--layer={name}", f"--shape={shape}"], layer=name)
 
 
 PARTS = {"step": step, "generation": generation, "layers": layers}
@@ -160,7 +162,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rows", type=WHOLE_1, default=1, help="texts generated at once")
     parser.add_argument("--uneven", action="store_true", help="prompts of different lengths; ours alone")
     parser.add_argument("--layer", nargs="+", choices=layers_of(256), help="by default every one")
-    parser.add_argument("--shape", default="4,512,256", help="of a layer's input: rows, length, width")
+    parser.add_argument("--shape", type=size_of, default=(4, 512, 256), help="of a layer's input: batch,length,width")
     parser.add_argument("--against", type=folder, help="another checkout of this project")
     parser.add_argument("--meliad", type=folder, help="a checkout of the authors' code")
     parser.add_argument("--meliad_python", default="python3.12", help="with what that code imports")
